@@ -1,0 +1,146 @@
+// Package node decides what a node's network must look like and brings it about. Requests, facts about pods, configuration
+// and the stored records flow into a plan, and the plan flows out through reconcilers into kernel and BGP speaker. The
+// package holds decisions and no drivers: netlink, bbolt, GoBGP and Kubernetes are behind the interfaces declared here.
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/cni"
+)
+
+// A PodKey names a pod in Kubernetes.
+type PodKey struct {
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+// String returns "namespace/name", or nothing when the pod is not known.
+func (k PodKey) String() string {
+	if k.Name == "" {
+		return ""
+	}
+	return k.Namespace + "/" + k.Name
+}
+
+// A Pod is what is known of a pod, and no more.
+type Pod struct {
+	Key    PodKey `json:"key,omitzero"`
+	UID    string `json:"uid,omitempty"`
+	Intent Intent `json:"intent,omitzero"`
+}
+
+// An Attachment is one interface in one container, as it is stored. It holds everything that was chosen for it, so that
+// wiring it, and telling the runtime about it, are functions of it alone.
+//
+//	pending ─Commit→ committed ─Retire→ pending ─Release→ gone
+//
+// A pending attachment holds its addresses but is never planned. Whatever is pending at start is undone.
+type Attachment struct {
+	ID        cni.ID       `json:"id"`
+	Pod       Pod          `json:"pod,omitzero"`
+	HostIf    string       `json:"hostIf"`
+	HostMAC   MAC          `json:"hostMAC"`
+	MAC       MAC          `json:"mac"`
+	MTU       int          `json:"mtu"`
+	Addrs     []netip.Addr `json:"addrs"` // the primary address of each family, IPv6 first
+	Pools     []string     `json:"pools"` // the pool of each address
+	NetnsPath string       `json:"netnsPath,omitempty"`
+	Created   time.Time    `json:"created"`
+	Committed bool         `json:"committed"`
+}
+
+// A MAC is an EUI-48 address.
+type MAC [6]byte
+
+// String returns the colon-separated form.
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// MarshalText writes the colon-separated form.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads the colon-separated form.
+func (m *MAC) UnmarshalText(text []byte) error {
+	n, err := fmt.Sscanf(string(text), "%02x:%02x:%02x:%02x:%02x:%02x", &m[0], &m[1], &m[2], &m[3], &m[4], &m[5])
+	if err != nil || n != len(m) {
+		return fmt.Errorf("%q: not a MAC address", text)
+	}
+	return nil
+}
+
+// The addresses a pod sees as its gateways. Every host veth answers for both.
+var (
+	Gateway4 = netip.AddrFrom4([4]byte{169, 254, 1, 1})
+	Gateway6 = netip.MustParseAddr("fe80::1")
+)
+
+// A RouteKind says why a route exists.
+type RouteKind string
+
+// The kinds of routes.
+const (
+	RouteHost      RouteKind = "host"      // to a pod, over its veth
+	RouteAggregate RouteKind = "aggregate" // unreachable; what no pod has must not leave the node
+	RouteLearned   RouteKind = "learned"   // from a BGP peer
+)
+
+// A Route is a route of the node. It is comparable: two routes are the same only if every field is.
+type Route struct {
+	Kind   RouteKind
+	Link   string     // output interface of a host route
+	Source netip.Addr // preferred source; invalid for the kernel's choice
+	Hops   bgp.Hops   // next hops of a learned route
+}
+
+// An Uplink is how the node reaches one destination.
+type Uplink struct {
+	Link       string
+	MTU        int
+	IPv4, IPv6 netip.Addr // the node's own global addresses on that link; invalid when there is none
+}
+
+// A Store keeps the attachments. It alone allocates: choosing an address and writing it down is one transaction.
+type Store interface {
+	// Reserve returns the record of id, or makes one: choose is called inside the transaction and what it returns is
+	// stored as pending. created tells the two apart. A failing choose stores nothing.
+	Reserve(id cni.ID, choose func(Taken) (Attachment, error)) (a Attachment, created bool, err error)
+	// Commit makes the record take part in the plan. The record must exist.
+	Commit(id cni.ID) error
+	// Retire takes the record out of the plan; its addresses stay taken. Absent is no error.
+	Retire(id cni.ID) error
+	// Release forgets the record and frees its addresses. Absent is no error.
+	Release(id cni.ID) error
+	// All returns every record, ordered by ID. The slice is shared and must not be changed.
+	All() []Attachment
+}
+
+// Taken tells what a new attachment must not use. Its functions are valid only while choose runs.
+type Taken struct {
+	Addr   func(netip.Addr) bool
+	HostIf func(string) bool
+}
+
+// A Datapath wires sandboxes and knows the kernel. Its routes are a [Target].
+type Datapath interface {
+	// Attach makes the veth pair, the addresses, routes and neighbours of an attachment. What an earlier attempt for the
+	// same attachment left is replaced. It fails with [ErrInterfaceExists] if the container has an interface of that name.
+	Attach(ctx context.Context, netns *os.File, a Attachment) error
+	// Detach removes the attachment's veth pair. Absent is no error; a link that is not ours is left alone.
+	Detach(ctx context.Context, a Attachment) error
+	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination
+	// that cannot be reached is left out.
+	Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Addr]Uplink, error)
+}
+
+// Peers tells what the sessions do now.
+type Peers interface {
+	States(ctx context.Context) (map[bgp.PeerID]bgp.PeerState, error)
+	Learned(ctx context.Context) ([]bgp.LearnedRoute, error)
+}
