@@ -8,6 +8,12 @@ var (
 	ErrInterfaceExists = errors.New("interface exists")
 	// ErrForeignLink: a link with the host interface's name belongs to somebody else.
 	ErrForeignLink = errors.New("a link of that name belongs to somebody else")
+	// ErrNoFamily: the pod would have no address at all.
+	ErrNoFamily = errors.New("neither IPv6 nor IPv4 is left for the pod")
+	// ErrStore: the state file cannot be read or written.
+	ErrStore = errors.New("state file")
+	// ErrNetns: what came as the container's namespace is none, or the host's own.
+	ErrNetns = errors.New("not a container's network namespace")
 	// ErrNetnsGone: the container's namespace has no network any more.
 	ErrNetnsGone = errors.New("network namespace is gone")
 )

@@ -137,10 +137,14 @@ type Datapath interface {
 	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination
 	// that cannot be reached is left out.
 	Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Addr]Uplink, error)
+	// Connected returns the subnets of the node's own links. Pods' links are not among them.
+	Connected(ctx context.Context) ([]netip.Prefix, error)
 }
 
-// Peers tells what the sessions do now.
-type Peers interface {
+// Sessions tells what the BGP sessions do now. Its methods may be called concurrently.
+type Sessions interface {
+	// States returns the state of every session.
 	States(ctx context.Context) (map[bgp.PeerID]bgp.PeerState, error)
+	// Learned returns the routes that the peers offer and their import policies accept.
 	Learned(ctx context.Context) ([]bgp.LearnedRoute, error)
 }

@@ -1,0 +1,113 @@
+package node
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/cni"
+	"github.com/gaggle-cni/gaggle/ipam"
+)
+
+// defaultMTU is used where no uplink is known.
+const defaultMTU = 1500
+
+// choose settles everything about a new attachment. It runs inside the store's transaction. A pod gets all the families it
+// is to have, or none.
+func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error) {
+	c := *a.config.Load()
+	last := a.Last().World
+	att := Attachment{
+		ID: req.ID, Pod: pod, NetnsPath: req.NetnsPath, Created: a.o.Now(),
+		HostIf: hostIf(req.ID, taken.HostIf), HostMAC: a.mac(req.ID, "host"), MAC: a.mac(req.ID, "pod"),
+		MTU: c.MTU,
+	}
+	if att.MTU == 0 {
+		att.MTU = last.uplinkMTU()
+	}
+	if att.MTU == 0 {
+		att.MTU = defaultMTU
+	}
+	families := pod.Intent.Families(c.Families & c.poolFamilies(pod.Key.Namespace))
+	if families == 0 {
+		return Attachment{}, fmt.Errorf("%w: configured are %q, pools are there for %q", ErrNoFamily,
+			pod.Intent.Families(c.Families), c.poolFamilies(pod.Key.Namespace))
+	}
+	own := last.ownAddrs()
+	unusable := func(addr netip.Addr) bool { return own[addr] || taken.Addr(addr) }
+	for _, family := range []bgp.Families{bgp.IPv6, bgp.IPv4} {
+		if !families.Has(family) {
+			continue
+		}
+		addr, pool, err := a.pick(c.poolsFor(family, pod.Key.Namespace), req.ID, unusable)
+		if err != nil {
+			return Attachment{}, fmt.Errorf("choose an %s address: %w", family, err)
+		}
+		att.Addrs = append(att.Addrs, addr)
+		att.Pools = append(att.Pools, pool)
+	}
+	return att, nil
+}
+
+// pick takes an address from the first pool that has one.
+func (a *Agent) pick(pools []Pool, id cni.ID, taken func(netip.Addr) bool) (netip.Addr, string, error) {
+	if len(pools) == 0 {
+		return netip.Addr{}, "", fmt.Errorf("%w: no pool of that family is for this namespace", ErrNoFamily)
+	}
+	var errs []error
+	for _, p := range pools {
+		addr, err := ipam.Pick(p.Prefix, [32]byte(a.derive(id, "address", p.Prefix.String())), taken)
+		if err == nil {
+			return addr, p.Name, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
+	}
+	return netip.Addr{}, "", errors.Join(errs...)
+}
+
+// ownAddrs are the addresses a pod must never get although they may lie in a pool: the node's and its peers'.
+func (w World) ownAddrs() map[netip.Addr]bool {
+	own := make(map[netip.Addr]bool)
+	for dst, up := range w.Uplinks {
+		own[dst.WithZone("")], own[up.IPv4], own[up.IPv6] = true, true, true
+	}
+	own[w.Config.NodeIPs.IPv4], own[w.Config.NodeIPs.IPv6] = true, true
+	return own
+}
+
+// hostIf returns the first name for the attachment that no other has: twelve hex digits are many, but not all.
+func hostIf(id cni.ID, taken func(string) bool) string {
+	for n := 0; ; n++ {
+		if name := HostIf(id, n); !taken(name) {
+			return name
+		}
+	}
+}
+
+// HostIf is the name of the host's end: "ggl" and 12 hex digits from the container id and the interface's name. The prefix
+// is a contract: kube-proxy is told to take links that begin with it for pods' (InterfaceNamePrefix). n is how many of the
+// names before it are taken, nearly always 0.
+func HostIf(id cni.ID, n int) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", id.ContainerID, id.IfName, n))
+	return "ggl" + hex.EncodeToString(sum[:6])
+}
+
+// mac derives a locally administered unicast address (IEEE 802, section 8.2). It is stable for the attachment, so that
+// nothing has to be set after the link was made.
+func (a *Agent) mac(id cni.ID, end string) MAC {
+	var m MAC
+	copy(m[:], a.derive(id, "mac", end))
+	m[0] = m[0]&^1 | 2
+	return m
+}
+
+// derive makes 32 bytes that only this node can foretell.
+func (a *Agent) derive(id cni.ID, purpose ...string) []byte {
+	h := hmac.New(sha256.New, a.o.Secret[:])
+	fmt.Fprintf(h, "%s %q", id, purpose)
+	return h.Sum(nil)
+}

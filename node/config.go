@@ -1,0 +1,83 @@
+package node
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+)
+
+// A Config is what is configured for this node, parsed and with every default filled in. It is immutable: a change is a
+// new Config.
+type Config struct {
+	Node     string // the node's name
+	Pools    []Pool // in the order in which they are tried
+	Families bgp.Families
+	MTU      int // 0: that of the uplink
+	// NodeIPs override the node's own addresses, which are otherwise those of its uplink.
+	NodeIPs bgp.NextHops
+	BGP     *BGP // nil: no BGP
+}
+
+// A Pool is a prefix that pods get addresses from.
+type Pool struct {
+	Name   string
+	Prefix netip.Prefix
+	// Hosts announces each address by itself instead of the prefix.
+	Hosts bool
+	// Namespaces restricts the pool to pods of these; empty for all.
+	Namespaces []string
+}
+
+// Family returns the family of the pool's addresses.
+func (p Pool) Family() bgp.Families { return bgp.FamilyOf(p.Prefix.Addr()) }
+
+// Serves reports whether pods of the namespace may use the pool.
+func (p Pool) Serves(namespace string) bool {
+	return len(p.Namespaces) == 0 || slices.Contains(p.Namespaces, namespace)
+}
+
+// BGP is the configuration of the speaker.
+type BGP struct {
+	ASN        uint32
+	RouterID   netip.Addr // invalid: the node's IPv4 address, else derived from its name
+	ListenPort int        // 0: do not listen
+	Peers      map[bgp.PeerID]bgp.Peer
+	Attributes map[bgp.Kind]bgp.Attributes
+}
+
+// poolsFor returns the pools of a family that a namespace may use, those made for it first.
+func (c Config) poolsFor(family bgp.Families, namespace string) []Pool {
+	var own, general []Pool
+	for _, p := range c.Pools {
+		switch {
+		case p.Family() != family || !p.Serves(namespace):
+		case len(p.Namespaces) > 0:
+			own = append(own, p)
+		default:
+			general = append(general, p)
+		}
+	}
+	return append(own, general...)
+}
+
+// poolFamilies returns the families that a namespace has a pool for.
+func (c Config) poolFamilies(namespace string) (f bgp.Families) {
+	for _, p := range c.Pools {
+		if p.Serves(namespace) {
+			f |= p.Family()
+		}
+	}
+	return f
+}
+
+// destinations returns what the node must know the way to: the default routes and its peers.
+func (c Config) destinations() []netip.Addr {
+	dsts := []netip.Addr{netip.IPv6Unspecified(), netip.IPv4Unspecified()}
+	if c.BGP != nil {
+		for _, id := range sortedKeys(c.BGP.Peers) {
+			dsts = append(dsts, id.Addr)
+		}
+	}
+	return dsts
+}

@@ -1,0 +1,65 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// statusTimeout bounds one reading of the status.
+const statusTimeout = 5 * time.Second
+
+// stalePass is how old the last pass may be before the process counts as stuck: passes come every [doubtInterval].
+const stalePass = 3 * doubtInterval
+
+// AdminHandler serves the operator's commands. It belongs on a socket that only root can open.
+func AdminHandler(status func(context.Context) (Status, error)) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
+		defer cancel()
+		s, err := status(ctx)
+		if err != nil {
+			s.Pass.Errors = append(s.Pass.Errors, err.Error())
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(s) // fails only when the reader has gone
+	})
+	return mux
+}
+
+// PublicHandler serves metrics and probes. /livez depends on neither peers nor an API server: it fails only when the pass
+// no longer runs, which a new process would cure.
+func PublicHandler(a *Agent, m *Metrics) http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(m, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, a.o.Now().Sub(a.Last().Ended) < stalePass, "no pass has ended for too long")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
+		defer cancel()
+		s, err := a.Status(ctx)
+		ready := err == nil
+		for _, p := range s.Peers {
+			ready = ready && p.Established()
+		}
+		answer(w, ready, "not every BGP peer is established; see: gaggle peers")
+	})
+	return mux
+}
+
+func answer(w http.ResponseWriter, ok bool, otherwise string) {
+	if !ok {
+		http.Error(w, otherwise, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
+}

@@ -1,0 +1,128 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+)
+
+// pass observes, plans, and makes it so. The order is the graceful behaviour: a route is there before the announcement
+// that draws traffic to it and outlives it, and at start every announcement is known before the first peer is, so that
+// End-of-RIB is true.
+func (a *Agent) pass(ctx context.Context) Pass {
+	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
+	waiters := a.begin()
+	start := a.o.Now()
+	w, err := a.observe(ctx)
+	p := Pass{World: w}
+	if err != nil {
+		// Unknown is not empty: nothing is done, and above all nothing is pruned.
+		p.Err = fmt.Errorf("observe: %w", err)
+		p.Desired = a.Last().Desired
+	} else {
+		p.Desired = Plan(w)
+		p.Routes, p.Err = a.apply(ctx, p.Desired)
+	}
+	p.Ended = a.o.Now()
+	p.Took = p.Ended.Sub(start)
+	a.complain(ctx, p.Err)
+	a.last.Store(&p)
+	for _, waiter := range waiters {
+		waiter <- p
+	}
+	return p
+}
+
+// begin takes those who wait for this pass, and settles what it must look at anew.
+func (a *Agent) begin() []chan<- Pass {
+	a.mu.Lock()
+	waiters, doubt := a.waiters, a.doubt
+	a.waiters, a.doubt = nil, false
+	a.mu.Unlock()
+	if doubt {
+		a.facts = nil
+		a.routes.Doubt()
+		a.learned.Doubt()
+		if a.o.Speaker != nil {
+			a.announcements.Doubt()
+			a.peers.Doubt()
+		}
+	}
+	return waiters
+}
+
+func (a *Agent) observe(ctx context.Context) (World, error) {
+	w := World{Config: *a.config.Load(), Attachments: a.o.Store.All()}
+	if a.facts == nil {
+		uplinks, err := a.o.Datapath.Uplinks(ctx, w.Config.destinations())
+		if err != nil {
+			return w, err
+		}
+		connected, err := a.o.Datapath.Connected(ctx)
+		if err != nil {
+			return w, err
+		}
+		a.facts = &facts{uplinks, connected}
+	}
+	w.Uplinks, w.Connected = a.facts.uplinks, a.facts.connected
+	if a.o.Speaker != nil {
+		learned, err := a.o.Speaker.Sessions.Learned(ctx)
+		if err != nil {
+			return w, err
+		}
+		w.Learned = learned
+	}
+	return w, nil
+}
+
+func (a *Agent) apply(ctx context.Context, want Desired) (Failures[netip.Prefix], error) {
+	routes := a.routes.Ensure(ctx, want.Routes)
+	errs := []error{routes.Err()}
+	if a.o.Speaker != nil {
+		announce := maps.Clone(want.Announce)
+		for p := range routes {
+			delete(announce, p)
+		}
+		announced := a.announcements.Ensure(ctx, announce).Err()
+		errs = append(errs, announced)
+		if announced == nil {
+			errs = append(errs, a.peers.Ensure(ctx, want.Peers).Err())
+		}
+		errs = append(errs,
+			a.peers.Prune(ctx, want.Peers).Err(),
+			a.announcements.Prune(ctx, announce).Err())
+	}
+	errs = append(errs,
+		a.learned.Ensure(ctx, want.Learned).Err(),
+		a.learned.Prune(ctx, want.Learned).Err(),
+		a.routes.Prune(ctx, want.Routes).Err())
+	return routes, errors.Join(errs...)
+}
+
+// Last returns the last pass; the zero Pass before the first.
+func (a *Agent) Last() Pass {
+	if p := a.last.Load(); p != nil {
+		return *p
+	}
+	return Pass{}
+}
+
+// complain logs trouble when it begins, when it changes and when it ends.
+func (a *Agent) complain(ctx context.Context, err error) {
+	trouble := ""
+	if err != nil {
+		trouble = err.Error()
+	}
+	switch {
+	case trouble == a.trouble:
+		return
+	case trouble == "":
+		a.o.Log.InfoContext(ctx, "the network is as it must be again")
+	default:
+		a.o.Log.WarnContext(ctx, "the network is not as it must be", "err", err)
+	}
+	a.trouble = trouble
+}

@@ -1,0 +1,157 @@
+package node
+
+import (
+	"maps"
+	"net/netip"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+)
+
+// A World is all that a plan depends on.
+type World struct {
+	Config      Config
+	Attachments []Attachment
+	// Uplinks tells how the node reaches its peers and, by the unspecified addresses, everything else.
+	Uplinks map[netip.Addr]Uplink
+	// Learned are the routes that peers offer and their import policies accept.
+	Learned []bgp.LearnedRoute
+	// Connected are the subnets of the node's own links.
+	Connected []netip.Prefix
+}
+
+// Desired is what must hold outside the process.
+type Desired struct {
+	Routes   map[netip.Prefix]Route // to pods, and aggregates
+	Learned  map[netip.Prefix]Route
+	Announce map[netip.Prefix]bgp.Announcement
+	Peers    map[bgp.PeerID]bgp.Peer
+}
+
+// Plan says what must hold outside, given the world. It is a pure function: an ADD, a repair and a restart call it with
+// more or less in the world, and nothing else.
+func Plan(w World) Desired {
+	d := Desired{
+		Routes:   make(map[netip.Prefix]Route),
+		Learned:  make(map[netip.Prefix]Route),
+		Announce: make(map[netip.Prefix]bgp.Announcement),
+		Peers:    make(map[bgp.PeerID]bgp.Peer),
+	}
+	self := w.self()
+	for _, a := range w.Attachments {
+		if a.Committed {
+			d.planAttachment(a, w.Config, self)
+		}
+	}
+	for _, p := range w.Config.Pools {
+		d.Routes[p.Prefix] = Route{Kind: RouteAggregate}
+		if !p.Hosts {
+			d.announce(w.Config, p.Prefix, bgp.KindPool)
+		}
+	}
+	d.planPeers(w)
+	d.planLearned(w, self)
+	return d
+}
+
+func (d Desired) planAttachment(a Attachment, c Config, self bgp.NextHops) {
+	for _, addr := range a.Addrs {
+		host := netip.PrefixFrom(addr, addr.BitLen())
+		d.Routes[host] = Route{Kind: RouteHost, Link: a.HostIf, Source: ownAddr(self, addr)}
+		if !c.covered(addr) {
+			d.announce(c, host, bgp.KindPod)
+		}
+	}
+}
+
+// covered reports whether an announced aggregate draws the address's traffic to this node. A pool may have gone from the
+// configuration while its pods live on.
+func (c Config) covered(addr netip.Addr) bool {
+	for _, p := range c.Pools {
+		if !p.Hosts && p.Prefix.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func (d Desired) announce(c Config, p netip.Prefix, kind bgp.Kind) {
+	if c.BGP != nil {
+		d.Announce[p] = bgp.Announcement{Kind: kind, Attributes: c.BGP.Attributes[kind]}
+	}
+}
+
+func (d Desired) planPeers(w World) {
+	if w.Config.BGP == nil {
+		return
+	}
+	maps.Copy(d.Peers, w.Config.BGP.Peers)
+	for id, p := range d.Peers {
+		up := w.Uplinks[id.Addr]
+		p.NextHops = bgp.NextHops{IPv4: up.IPv4, IPv6: up.IPv6}
+		d.Peers[id] = p
+	}
+}
+
+func (d Desired) planLearned(w World, self bgp.NextHops) {
+	for _, l := range w.Learned {
+		if w.reserved(l.Prefix) {
+			continue
+		}
+		d.Learned[l.Prefix] = Route{Kind: RouteLearned, Source: ownAddr(self, l.Prefix.Addr()), Hops: l.NextHops}
+	}
+}
+
+// reserved reports whether a learned prefix would pull local traffic through a router: one that equals, or is part of, a
+// connected subnet or a pool. A shorter one does no harm, as the kernel prefers the longer.
+func (w World) reserved(p netip.Prefix) bool {
+	within := func(local netip.Prefix) bool {
+		return local.Bits() <= p.Bits() && local.Contains(p.Addr())
+	}
+	for _, c := range w.Connected {
+		if within(c) {
+			return true
+		}
+	}
+	for _, pool := range w.Config.Pools {
+		if within(pool.Prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// self returns the node's own addresses: the configured ones, else those of the links towards the default routes, else of
+// the links towards the peers.
+func (w World) self() bgp.NextHops {
+	self := w.Config.NodeIPs
+	for _, dst := range w.Config.destinations() {
+		up, ok := w.Uplinks[dst]
+		if !ok {
+			continue
+		}
+		if !self.IPv4.IsValid() {
+			self.IPv4 = up.IPv4
+		}
+		if !self.IPv6.IsValid() {
+			self.IPv6 = up.IPv6
+		}
+	}
+	return self
+}
+
+// uplinkMTU returns the smallest MTU of the links that pods' traffic leaves by; 0 when there is none.
+func (w World) uplinkMTU() (mtu int) {
+	for _, up := range w.Uplinks {
+		if mtu == 0 || up.MTU < mtu {
+			mtu = up.MTU
+		}
+	}
+	return mtu
+}
+
+func ownAddr(self bgp.NextHops, dst netip.Addr) netip.Addr {
+	if dst.Is4() {
+		return self.IPv4
+	}
+	return self.IPv6
+}

@@ -1,0 +1,219 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+)
+
+// Status is the one document from which the command line, the metrics and the checks read what the node does. Its JSON is
+// documented in docs/reference.md; fields are added but not renamed.
+type Status struct {
+	Node    string    `json:"node"`
+	Version string    `json:"version"`
+	Time    time.Time `json:"time"` // when this was read
+	Started time.Time `json:"started"`
+
+	Pass          PassStatus           `json:"pass"`
+	BGP           *BGPStatus           `json:"bgp,omitempty"`
+	Pools         []PoolStatus         `json:"pools"`
+	Pods          []PodStatus          `json:"pods"`
+	Announcements []AnnouncementStatus `json:"announcements"`
+	Peers         []PeerStatus         `json:"peers"`
+	Routes        []RouteStatus        `json:"routes"`
+}
+
+// PassStatus tells whether the network is as it must be.
+type PassStatus struct {
+	Time   time.Time `json:"time"`
+	Took   string    `json:"took"`
+	Errors []string  `json:"errors"` // empty when all is well
+}
+
+// BGPStatus is the speaker's identity.
+type BGPStatus struct {
+	ASN      uint32     `json:"asn"`
+	RouterID netip.Addr `json:"routerID"`
+}
+
+// PoolStatus is a pool and its use.
+type PoolStatus struct {
+	Name      string       `json:"name"`
+	Prefix    netip.Prefix `json:"prefix"`
+	Announced string       `json:"announced"` // Aggregate or Hosts
+	Used      int          `json:"used"`
+}
+
+// PodStatus is an attachment.
+type PodStatus struct {
+	Namespace   string       `json:"namespace"`
+	Name        string       `json:"name"`
+	UID         string       `json:"uid"`
+	Network     string       `json:"network"`
+	ContainerID string       `json:"containerID"`
+	IfName      string       `json:"ifName"`
+	HostIf      string       `json:"hostIf"`
+	MAC         MAC          `json:"mac"`
+	MTU         int          `json:"mtu"`
+	Addresses   []netip.Addr `json:"addresses"`
+	State       string       `json:"state"` // committed or pending
+	Created     time.Time    `json:"created"`
+}
+
+// AnnouncementStatus is a prefix the node announces.
+type AnnouncementStatus struct {
+	Prefix           netip.Prefix `json:"prefix"`
+	Kind             bgp.Kind     `json:"kind"`
+	Communities      []string     `json:"communities,omitempty"`
+	LargeCommunities []string     `json:"largeCommunities,omitempty"`
+	// Withheld says why the prefix is not announced although it should be.
+	Withheld string `json:"withheld,omitempty"`
+}
+
+// PeerStatus is a session.
+type PeerStatus struct {
+	Name     string `json:"name"`
+	Address  string `json:"address"`
+	NextHop4 string `json:"nextHop4,omitempty"` // what the peer is told to send IPv4 to
+	NextHop6 string `json:"nextHop6,omitempty"`
+	bgp.PeerState
+}
+
+// RouteStatus is a route the node has made.
+type RouteStatus struct {
+	Prefix  netip.Prefix `json:"prefix"`
+	Kind    RouteKind    `json:"kind"`
+	Link    string       `json:"link,omitempty"`
+	Source  string       `json:"source,omitempty"`
+	NextHop []string     `json:"nextHops,omitempty"`
+	Error   string       `json:"error,omitempty"`
+}
+
+// Status reads the node's status. Only the sessions' states can fail to be read; everything else is there even then.
+func (a *Agent) Status(ctx context.Context) (Status, error) {
+	c, p := *a.config.Load(), a.Last()
+	s := Status{
+		Node: c.Node, Time: a.o.Now(),
+		Pass:          PassStatus{Time: p.Ended, Took: p.Took.Round(time.Microsecond).String(), Errors: lines(p.Err)},
+		Pods:          podStatus(a.o.Store.All()),
+		Pools:         poolStatus(c, a.o.Store.All()),
+		Announcements: announcementStatus(p),
+		Routes:        routeStatus(p),
+		Peers:         []PeerStatus{},
+	}
+	if a.o.Speaker == nil {
+		return s, nil
+	}
+	s.BGP = &BGPStatus{ASN: c.BGP.ASN, RouterID: c.BGP.RouterID}
+	states, err := a.o.Speaker.Sessions.States(ctx)
+	for _, id := range sortedKeys(p.Desired.Peers) {
+		peer := p.Desired.Peers[id]
+		st := PeerStatus{
+			Name: peer.Name, Address: id.String(),
+			NextHop4: text(peer.NextHops.IPv4), NextHop6: text(peer.NextHops.IPv6),
+			PeerState: states[id],
+		}
+		if st.State == "" {
+			st.State = "Unknown"
+		}
+		if st.ASN == 0 {
+			st.ASN = peer.ASN
+		}
+		s.Peers = append(s.Peers, st)
+	}
+	if err != nil {
+		return s, fmt.Errorf("read BGP sessions: %w", err)
+	}
+	return s, nil
+}
+
+func podStatus(all []Attachment) []PodStatus {
+	pods := make([]PodStatus, 0, len(all))
+	for _, a := range all {
+		state := "pending"
+		if a.Committed {
+			state = "committed"
+		}
+		pods = append(pods, PodStatus{
+			Namespace: a.Pod.Key.Namespace, Name: a.Pod.Key.Name, UID: a.Pod.UID,
+			Network: a.ID.Network, ContainerID: a.ID.ContainerID, IfName: a.ID.IfName,
+			HostIf: a.HostIf, MAC: a.MAC, MTU: a.MTU, Addresses: a.Addrs, State: state, Created: a.Created,
+		})
+	}
+	slices.SortStableFunc(pods, func(a, b PodStatus) int {
+		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+	})
+	return pods
+}
+
+func poolStatus(c Config, all []Attachment) []PoolStatus {
+	pools := make([]PoolStatus, 0, len(c.Pools))
+	for _, p := range c.Pools {
+		st := PoolStatus{Name: p.Name, Prefix: p.Prefix, Announced: "Aggregate"}
+		if p.Hosts {
+			st.Announced = "Hosts"
+		}
+		for _, a := range all {
+			for _, addr := range a.Addrs {
+				if p.Prefix.Contains(addr) {
+					st.Used++
+				}
+			}
+		}
+		pools = append(pools, st)
+	}
+	return pools
+}
+
+func announcementStatus(p Pass) []AnnouncementStatus {
+	out := make([]AnnouncementStatus, 0, len(p.Desired.Announce))
+	for _, prefix := range sortedKeys(p.Desired.Announce) {
+		ann := p.Desired.Announce[prefix]
+		st := AnnouncementStatus{
+			Prefix: prefix, Kind: ann.Kind,
+			Communities:      strings.Fields(string(ann.Communities)),
+			LargeCommunities: strings.Fields(string(ann.LargeCommunities)),
+		}
+		if err, failed := p.Routes[prefix]; failed {
+			st.Withheld = err.Error()
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+func routeStatus(p Pass) []RouteStatus {
+	out := make([]RouteStatus, 0, len(p.Desired.Routes)+len(p.Desired.Learned))
+	for _, prefix := range sortedKeys(p.Desired.Routes) {
+		r := p.Desired.Routes[prefix]
+		st := RouteStatus{Prefix: prefix, Kind: r.Kind, Link: r.Link, Source: text(r.Source)}
+		if err, failed := p.Routes[prefix]; failed {
+			st.Error = err.Error()
+		}
+		out = append(out, st)
+	}
+	for _, prefix := range sortedKeys(p.Desired.Learned) {
+		r := p.Desired.Learned[prefix]
+		out = append(out, RouteStatus{Prefix: prefix, Kind: r.Kind, Source: text(r.Source), NextHop: strings.Fields(string(r.Hops))})
+	}
+	return out
+}
+
+func text(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+func lines(err error) []string {
+	if err == nil {
+		return []string{}
+	}
+	return strings.Split(err.Error(), "\n")
+}

@@ -1,0 +1,193 @@
+// Package store keeps the attachments in a bbolt file, so that the node process can die at any instruction and know on its
+// next start what it had promised. It decides nothing. It is the only package that knows bbolt.
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/gaggle-cni/gaggle/cni"
+	"github.com/gaggle-cni/gaggle/node"
+)
+
+// DB is a [node.Store] in one file. All methods may be called concurrently.
+type DB struct {
+	db     *bbolt.DB
+	secret [32]byte
+
+	// mu is held over a whole change, file and mirror, so that the mirror is published in the order of commits: bbolt
+	// itself runs OnCommit after it has let the next writer in.
+	mu      sync.Mutex
+	byID    map[cni.ID]node.Attachment
+	addrs   map[netip.Addr]cni.ID
+	hostIfs map[string]cni.ID
+
+	all atomic.Pointer[[]node.Attachment]
+}
+
+var _ node.Store = (*DB)(nil)
+
+// Reserve implements [node.Store].
+func (d *DB) Reserve(id cni.ID, choose func(node.Taken) (node.Attachment, error)) (node.Attachment, bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a, ok := d.byID[id]; ok {
+		return a, false, nil
+	}
+	a, err := choose(node.Taken{
+		Addr:   func(addr netip.Addr) bool { _, ok := d.addrs[addr]; return ok },
+		HostIf: func(name string) bool { _, ok := d.hostIfs[name]; return ok },
+	})
+	if err != nil {
+		return node.Attachment{}, false, err
+	}
+	a.ID, a.Committed = id, false
+	if err := d.putLocked(a); err != nil {
+		return node.Attachment{}, false, err
+	}
+	return a, true, nil
+}
+
+// Commit implements [node.Store].
+func (d *DB) Commit(id cni.ID) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, ok := d.byID[id]
+	if !ok {
+		return fmt.Errorf("commit %s: no such record", id)
+	}
+	a.Committed = true
+	return d.putLocked(a)
+}
+
+// Retire implements [node.Store].
+func (d *DB) Retire(id cni.ID) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, ok := d.byID[id]
+	if !ok || !a.Committed {
+		return nil
+	}
+	a.Committed = false
+	return d.putLocked(a)
+}
+
+// Release implements [node.Store].
+func (d *DB) Release(id cni.ID) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, ok := d.byID[id]
+	if !ok {
+		return nil
+	}
+	err := d.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketAttachments).Delete([]byte(id.String()))
+	})
+	if err != nil {
+		return fmt.Errorf("release %s: %w: %w", id, node.ErrStore, err)
+	}
+	delete(d.byID, id)
+	delete(d.hostIfs, a.HostIf)
+	for _, addr := range a.Addrs {
+		delete(d.addrs, addr)
+	}
+	d.publishLocked()
+	return nil
+}
+
+// All implements [node.Store].
+func (d *DB) All() []node.Attachment { return *d.all.Load() }
+
+// Secret is made once for each file. Addresses are derived from it, so that nobody else can foretell them.
+func (d *DB) Secret() [32]byte { return d.secret }
+
+// Close closes the file.
+func (d *DB) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.db.Close(); err != nil {
+		return fmt.Errorf("close state file: %w", err)
+	}
+	return nil
+}
+
+// putLocked writes a record, then shows it.
+func (d *DB) putLocked(a node.Attachment) error {
+	value, err := json.Marshal(a)
+	if err != nil {
+		return fmt.Errorf("encode record %s: %w", a.ID, err)
+	}
+	err = d.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketAttachments).Put([]byte(a.ID.String()), value)
+	})
+	if err != nil {
+		return fmt.Errorf("write record %s: %w: %w", a.ID, node.ErrStore, err)
+	}
+	d.showLocked(a)
+	d.publishLocked()
+	return nil
+}
+
+func (d *DB) showLocked(a node.Attachment) {
+	d.byID[a.ID] = a
+	d.hostIfs[a.HostIf] = a.ID
+	for _, addr := range a.Addrs {
+		d.addrs[addr] = a.ID
+	}
+}
+
+func (d *DB) publishLocked() {
+	all := make([]node.Attachment, 0, len(d.byID))
+	for _, a := range d.byID {
+		all = append(all, a)
+	}
+	slices.SortFunc(all, func(a, b node.Attachment) int { return a.ID.Compare(b.ID) })
+	d.all.Store(&all)
+}
+
+// A Run is what is remembered of a life of the process.
+type Run struct {
+	// Peers tells whether a BGP session was up.
+	Peers bool `json:"peers"`
+	// Uptime is the machine's (CLOCK_BOOTTIME), when the process was last known to live.
+	Uptime time.Duration `json:"uptime"`
+}
+
+// Touch remembers that this process lives.
+func (d *DB) Touch(r Run) error {
+	value, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode run: %w", err)
+	}
+	err = d.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyRun, value) })
+	if err != nil {
+		return fmt.Errorf("write run: %w", err)
+	}
+	return nil
+}
+
+// LastRun returns what was last remembered; the zero Run if nothing was since the machine booted.
+func (d *DB) LastRun() (r Run, err error) {
+	err = d.db.View(func(tx *bbolt.Tx) error {
+		value := tx.Bucket(bucketMeta).Get(keyRun)
+		if value == nil {
+			return nil
+		}
+		return json.Unmarshal(value, &r)
+	})
+	if err != nil {
+		return Run{}, fmt.Errorf("read last run: %w", err)
+	}
+	return r, nil
+}
+
+// ErrNewer: the file was written by a newer version of the program.
+var ErrNewer = errors.New("written by a newer version")
