@@ -46,7 +46,16 @@ type Server struct {
 // Listen opens the socket, in place of one that an earlier process left. The caller makes sure that no other process
 // serves it. Calls wait until [Server.Run].
 func Listen(ctx context.Context, o Options) (*Server, error) {
-	if err := os.Remove(o.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	l, err := ListenPrivate(ctx, o.Socket)
+	if err != nil {
+		return nil, fmt.Errorf("listen for CNI: %w", err)
+	}
+	return &Server{o: o, listener: l}, nil
+}
+
+// ListenPrivate opens a unix socket that only its owner can use, in place of what an earlier process left under that path.
+func ListenPrivate(ctx context.Context, path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove old socket: %w", err)
 	}
 	// The mode of the file is that of the socket before bind (net/unix/af_unix.c, unix_bind), so that at no moment, under
@@ -56,11 +65,11 @@ func Listen(ctx context.Context, o Options) (*Server, error) {
 		err := c.Control(func(fd uintptr) { chmodErr = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(err, chmodErr)
 	}}
-	l, err := lc.Listen(ctx, "unix", o.Socket)
+	l, err := lc.Listen(ctx, "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("listen for CNI: %w", err)
+		return nil, err
 	}
-	return &Server{o: o, listener: l.(*net.UnixListener)}, nil
+	return l.(*net.UnixListener), nil
 }
 
 // Run serves until the context ends, then waits for the calls under way. They go on with their own bounds.

@@ -1,0 +1,114 @@
+// Package v1alpha1 is NodeConfig as users write it. It holds text; package node/nodeconfig turns that into a node.Config and
+// says what is wrong with it. docs/reference.md describes every field.
+package v1alpha1
+
+// The identity of the document.
+const (
+	APIVersion = "gaggle.dev/v1alpha1"
+	Kind       = "NodeConfig"
+)
+
+// A NodeConfig configures the nodes that it selects.
+type NodeConfig struct {
+	APIVersion string         `json:"apiVersion"`
+	Kind       string         `json:"kind"`
+	Metadata   Metadata       `json:"metadata"`
+	Spec       NodeConfigSpec `json:"spec"`
+}
+
+// Metadata names the document.
+type Metadata struct {
+	Name        string            `json:"name"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// A NodeConfigSpec is what is configured.
+type NodeConfigSpec struct {
+	// NodeSelector and Priority choose between documents in a cluster. A file is always for the node that reads it.
+	NodeSelector *LabelSelector `json:"nodeSelector"`
+	Priority     int32          `json:"priority"`
+
+	Pools    []Pool   `json:"pools"`
+	Defaults Defaults `json:"defaults"`
+	BGP      *BGP     `json:"bgp"`
+}
+
+// A LabelSelector selects nodes by their labels.
+type LabelSelector struct {
+	MatchLabels map[string]string `json:"matchLabels"`
+}
+
+// A Pool is a prefix that pods get addresses from.
+type Pool struct {
+	Name       string   `json:"name"`
+	CIDR       string   `json:"cidr"`
+	Source     string   `json:"source"`
+	Announce   string   `json:"announce"` // Aggregate (default) or Hosts
+	Namespaces []string `json:"namespaces"`
+}
+
+// Defaults hold for pods that do not say otherwise.
+type Defaults struct {
+	Families []string `json:"families"` // IPv6, IPv4
+	MTU      int32    `json:"mtu"`      // bytes; 0: that of the uplink
+}
+
+// BGP configures the speaker.
+type BGP struct {
+	ASN           uint32        `json:"asn"`
+	RouterID      string        `json:"routerID"`
+	ListenPort    *int32        `json:"listenPort"`
+	Peers         []Peer        `json:"peers"`
+	Announcements Announcements `json:"announcements"`
+}
+
+// A Peer is an upstream router.
+type Peer struct {
+	Name            string           `json:"name"`
+	Address         string           `json:"address"`
+	ASN             uint32           `json:"asn"`
+	Password        *Password        `json:"password"`
+	HoldTime        string           `json:"holdTime"`
+	KeepaliveTime   string           `json:"keepaliveTime"`
+	ConnectRetry    string           `json:"connectRetry"`
+	Passive         bool             `json:"passive"`
+	Multihop        int32            `json:"multihop"`
+	TTLSecurity     bool             `json:"ttlSecurity"`
+	Families        []string         `json:"families"`
+	GracefulRestart *GracefulRestart `json:"gracefulRestart"`
+	Import          *Import          `json:"import"`
+}
+
+// A Password is a TCP MD5 key (RFC 2385).
+type Password struct {
+	File string `json:"file"` // its content without the final line break
+}
+
+// GracefulRestart configures RFC 4724.
+type GracefulRestart struct {
+	Enabled     *bool  `json:"enabled"`
+	RestartTime string `json:"restartTime"`
+}
+
+// Import says which of the peer's routes go into the node's kernel.
+type Import struct {
+	DefaultRoute bool     `json:"defaultRoute"`
+	Prefixes     []string `json:"prefixes"`
+	MaxPrefixes  uint32   `json:"maxPrefixes"`
+}
+
+// Announcements are the path attributes of each kind of announcement.
+type Announcements struct {
+	Pool Attributes `json:"pool"` // aggregates
+	Pod  Attributes `json:"pod"`  // single addresses of pools
+}
+
+// Attributes are path attributes.
+type Attributes struct {
+	Communities      []string `json:"communities"`
+	LargeCommunities []string `json:"largeCommunities"`
+	MED              *uint32  `json:"med"`
+	LocalPref        uint32   `json:"localPref"`
+	Prepend          uint8    `json:"prepend"`
+}

@@ -1,0 +1,184 @@
+package nodeconfig
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/cni/wire"
+	"github.com/gaggle-cni/gaggle/ipam"
+	"github.com/gaggle-cni/gaggle/node"
+	"github.com/gaggle-cni/gaggle/node/api/v1alpha1"
+)
+
+// Bounds of the MTU: IPv6 needs 1280 (RFC 8200 section 5), the kernel's links take no more than 65535.
+const minMTU, maxMTU = 1280, 65535
+
+// A converter turns fields into values. Its methods note problems and go on.
+type converter struct {
+	*decoder
+	o Options
+}
+
+func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
+	if doc.APIVersion != v1alpha1.APIVersion {
+		c.problem("apiVersion", "%q: want %s", doc.APIVersion, v1alpha1.APIVersion)
+	}
+	if doc.Kind != v1alpha1.Kind {
+		c.problem("kind", "%q: want %s", doc.Kind, v1alpha1.Kind)
+	}
+	spec := doc.Spec
+	return node.Config{
+		Node:     c.o.Node,
+		Pools:    c.pools(spec.Pools),
+		Families: c.families("spec.defaults.families", spec.Defaults.Families),
+		MTU:      c.mtu(spec.Defaults.MTU),
+		BGP:      c.bgp(spec.BGP),
+	}
+}
+
+func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
+	if len(raw) == 0 {
+		c.problem("spec.pools", "is empty; pods need at least one pool, as in {name: pods, cidr: 2001:db8:1::/64}")
+	}
+	var pools []node.Pool
+	seen := make(map[string]bool)
+	for i, r := range raw {
+		path := fmt.Sprintf("spec.pools[%d]", i)
+		c.name(path+".name", r.Name, seen)
+		p := node.Pool{Name: r.Name, Hosts: r.Announce == "Hosts", Namespaces: slices.Clone(r.Namespaces)}
+		if r.Announce != "" && r.Announce != "Aggregate" && r.Announce != "Hosts" {
+			c.problem(path+".announce", "%q: want Aggregate or Hosts", r.Announce)
+		}
+		if r.Source != "" {
+			c.problem(path+".source", "%q: needs Kubernetes, which this version does not speak to yet; give the pool a cidr", r.Source)
+			continue
+		}
+		var ok bool
+		if p.Prefix, ok = c.poolPrefix(path+".cidr", r.CIDR); !ok {
+			continue
+		}
+		for _, other := range pools {
+			if other.Prefix.Overlaps(p.Prefix) {
+				c.problem(path+".cidr", "%s: overlaps %s of pool %q", p.Prefix, other.Prefix, other.Name)
+			}
+		}
+		pools = append(pools, p)
+	}
+	return pools
+}
+
+func (c *converter) poolPrefix(path, text string) (netip.Prefix, bool) {
+	if text == "" {
+		c.problem(path, "is missing; want a prefix such as 2001:db8:1::/64 or 10.1.0.0/24")
+		return netip.Prefix{}, false
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		c.problem(path, "%q: not a prefix; want one such as 2001:db8:1::/64 or 10.1.0.0/24", text)
+		return netip.Prefix{}, false
+	}
+	if err := ipam.CheckPrefix(p); err != nil {
+		c.problem(path, "%v", err)
+		return netip.Prefix{}, false
+	}
+	return p, true
+}
+
+// name checks that a list's entry has a name of its own. Names end up in metrics and messages.
+func (c *converter) name(path, name string, seen map[string]bool) {
+	if err := wire.CheckName(name); err != nil {
+		c.problem(path, "%v", err)
+		return
+	}
+	if seen[name] {
+		c.problem(path, "%q: another entry has this name", name)
+	}
+	seen[name] = true
+}
+
+func (c *converter) families(path string, names []string) (f bgp.Families) {
+	for i, name := range names {
+		switch name {
+		case "IPv4":
+			f |= bgp.IPv4
+		case "IPv6":
+			f |= bgp.IPv6
+		default:
+			c.problem(fmt.Sprintf("%s[%d]", path, i), "%q: want IPv6 or IPv4", name)
+		}
+	}
+	if len(names) == 0 {
+		return bgp.IPv4 | bgp.IPv6
+	}
+	return f
+}
+
+func (c *converter) mtu(mtu int32) int {
+	if mtu != 0 && (mtu < minMTU || mtu > maxMTU) {
+		c.problem("spec.defaults.mtu", "%d: want %d to %d, or 0 for that of the uplink", mtu, minMTU, maxMTU)
+	}
+	return int(mtu)
+}
+
+// duration reads a time such as "30s". Empty text is the default.
+func (c *converter) duration(path, text string, otherwise, lo, hi time.Duration) time.Duration {
+	if text == "" {
+		return otherwise
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		c.problem(path, "%q: not a duration; want one such as 30s", text)
+		return otherwise
+	}
+	if d < lo || d > hi {
+		c.problem(path, "%v: want %v to %v", d, lo, hi)
+	}
+	if d != d.Truncate(time.Second) {
+		c.problem(path, "%v: want whole seconds", d)
+	}
+	return d
+}
+
+func (c *converter) attributes(path string, raw v1alpha1.Attributes) bgp.Attributes {
+	a := bgp.Attributes{LocalPref: raw.LocalPref, Prepend: raw.Prepend}
+	var err error
+	if a.Communities, err = bgp.ParseCommunities(raw.Communities); err != nil {
+		c.problem(path+".communities", "%v", err)
+	}
+	if a.LargeCommunities, err = bgp.ParseLargeCommunities(raw.LargeCommunities); err != nil {
+		c.problem(path+".largeCommunities", "%v", err)
+	}
+	if raw.MED != nil {
+		a.MED = bgp.MED{Value: *raw.MED, Set: true}
+	}
+	if raw.Prepend > maxPrepend {
+		c.problem(path+".prepend", "%d: want %d at most", raw.Prepend, maxPrepend)
+	}
+	return a
+}
+
+// password reads the key of TCP MD5. Without it there must be no session, so that a file that cannot be read is a problem.
+func (c *converter) password(path string, raw *v1alpha1.Password) bgp.Secret {
+	if raw == nil {
+		return ""
+	}
+	path += ".file"
+	if raw.File == "" {
+		c.problem(path, "is missing; want the path of a file that holds the password")
+		return ""
+	}
+	data, err := c.o.ReadFile(raw.File)
+	if err != nil {
+		c.problem(path, "%v", err)
+		return ""
+	}
+	secret := strings.TrimRight(string(data), "\r\n")
+	if secret == "" || len(secret) > maxPassword {
+		c.problem(path, "%s: holds %d characters; want 1 to %d", raw.File, len(secret), maxPassword)
+	}
+	return bgp.Secret(secret)
+}

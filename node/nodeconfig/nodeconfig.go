@@ -1,0 +1,91 @@
+// Package nodeconfig turns the text of a NodeConfig into the node.Config that the core works with. It reports every problem
+// at once, each with its line and path, and fills in every default, so that nothing inside has to be checked again. It does
+// no I/O beyond what it is given.
+package nodeconfig
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gaggle-cni/gaggle/node"
+	"github.com/gaggle-cni/gaggle/node/api/v1alpha1"
+)
+
+// A Problem is one thing that is wrong with a document.
+type Problem struct {
+	Path string // "spec.bgp.peers[1].holdTime"
+	Line int    // 0 if not known
+	Text string // what is wrong, and what would be right
+}
+
+// Problems are everything that is wrong with a document, in the order of its lines.
+type Problems []Problem
+
+// Error lists the problems, a line each.
+func (p Problems) Error() string {
+	var b strings.Builder
+	for i, problem := range p {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		if problem.Line > 0 {
+			fmt.Fprintf(&b, "line %d: ", problem.Line)
+		}
+		if problem.Path != "" {
+			fmt.Fprintf(&b, "%s: ", problem.Path)
+		}
+		b.WriteString(problem.Text)
+	}
+	return b.String()
+}
+
+// Options are what a document does not say.
+type Options struct {
+	Node     string                            // the node's name
+	ReadFile func(name string) ([]byte, error) // for passwords
+}
+
+// Parse reads one NodeConfig document, YAML or JSON, for the given node. Its errors are [Problems] unless the text is no
+// YAML at all.
+func Parse(data []byte, o Options) (node.Config, error) {
+	tree, err := document(data)
+	if err != nil {
+		return node.Config{}, err
+	}
+	d := &decoder{lines: make(map[string]int)}
+	var doc v1alpha1.NodeConfig
+	d.decode("", tree, reflect.ValueOf(&doc).Elem())
+	c := &converter{decoder: d, o: o}
+	config := c.convert(doc)
+	if len(d.problems) > 0 {
+		slices.SortStableFunc(d.problems, func(a, b Problem) int { return a.Line - b.Line })
+		return node.Config{}, d.problems
+	}
+	return config, nil
+}
+
+// document returns the one document in the text.
+func document(data []byte) (*yaml.Node, error) {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var tree, more yaml.Node
+	switch err := dec.Decode(&tree); {
+	case errors.Is(err, io.EOF):
+		return nil, Problems{{Text: "is empty; want a " + v1alpha1.Kind}}
+	case err != nil:
+		return nil, fmt.Errorf("read YAML: %w", err)
+	}
+	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, Problems{{Text: "has more than one document; want one " + v1alpha1.Kind}}
+	}
+	if tree.Kind != yaml.DocumentNode || len(tree.Content) != 1 {
+		return nil, Problems{{Text: "is empty; want a " + v1alpha1.Kind}}
+	}
+	return tree.Content[0], nil
+}
