@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -38,10 +39,12 @@ func (a *Agent) Add(ctx context.Context, req cni.Request) (cni.Result, error) {
 	return result(att), nil
 }
 
-func (a *Agent) attach(ctx context.Context, req cni.Request, pod Pod) (att Attachment, err error) {
-	if pod.Intent, err = ParseIntent(req.Conf.Annotations); err != nil {
+func (a *Agent) attach(ctx context.Context, req cni.Request, pod Pod) (Attachment, error) {
+	intent, err := ParseIntent(req.Conf.Annotations)
+	if err != nil {
 		return Attachment{}, err
 	}
+	pod.Intent = intent
 	att, created, err := a.o.Store.Reserve(req.ID, func(taken Taken) (Attachment, error) {
 		return a.choose(req, pod, taken)
 	})
@@ -51,27 +54,28 @@ func (a *Agent) attach(ctx context.Context, req cni.Request, pod Pod) (att Attac
 	if !created && att.Committed {
 		return att, nil
 	}
-	defer func() {
-		if err == nil {
-			return
-		}
+	if err := a.wire(ctx, req.Netns, att); err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
-		err = errors.Join(err, a.remove(undo, att))
-	}()
-	if err := a.o.Datapath.Attach(ctx, req.Netns, att); err != nil {
-		return Attachment{}, err
+		return Attachment{}, errors.Join(err, a.remove(undo, att))
+	}
+	return att, nil
+}
+
+// wire brings a reserved attachment into the world.
+func (a *Agent) wire(ctx context.Context, netns *os.File, att Attachment) error {
+	if err := a.o.Datapath.Attach(ctx, netns, att); err != nil {
+		return err
 	}
 	if err := a.o.Store.Commit(att.ID); err != nil {
-		return Attachment{}, err
+		return err
 	}
-	att.Committed = true
 	p, err := a.Settle(ctx)
 	if err != nil {
-		return Attachment{}, err
+		return err
 	}
 	// Only the pod's own routes can fail it: trouble with BGP or with other pods is not its fault.
-	return att, p.failure(att)
+	return p.failure(att)
 }
 
 // failure returns what keeps an attachment from being reached on this node.
@@ -80,20 +84,13 @@ func (p Pass) failure(att Attachment) error {
 	for _, addr := range att.Addrs {
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		if _, planned := p.Desired.Routes[host]; !planned {
-			errs = append(errs, cmpErr(p.Err, fmt.Errorf("%s is not in the plan", host)))
+			errs = append(errs, errors.Join(fmt.Errorf("%s is not planned", host), p.Err))
 		}
 		if err, failed := p.Routes[host]; failed {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func cmpErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
 }
 
 // Del implements [cni.Handler]. It needs no record, no namespace and no configuration to succeed.
