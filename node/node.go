@@ -6,6 +6,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"time"
@@ -68,10 +69,11 @@ func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // UnmarshalText reads the colon-separated form.
 func (m *MAC) UnmarshalText(text []byte) error {
-	n, err := fmt.Sscanf(string(text), "%02x:%02x:%02x:%02x:%02x:%02x", &m[0], &m[1], &m[2], &m[3], &m[4], &m[5])
-	if err != nil || n != len(m) {
+	hw, err := net.ParseMAC(string(text))
+	if err != nil || len(hw) != len(m) {
 		return fmt.Errorf("%q: not a MAC address", text)
 	}
+	copy(m[:], hw)
 	return nil
 }
 
