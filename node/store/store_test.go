@@ -1,0 +1,238 @@
+package store
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
+
+	"github.com/gaggle-cni/gaggle/cni"
+	"github.com/gaggle-cni/gaggle/node"
+)
+
+func open(t *testing.T, path, boot string) *DB {
+	t.Helper()
+	d, err := Open(path, boot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func id(c string) cni.ID { return cni.ID{Network: "n", ContainerID: c, IfName: "eth0"} }
+
+func choose(addrs ...string) func(node.Taken) (node.Attachment, error) {
+	return func(node.Taken) (node.Attachment, error) {
+		a := node.Attachment{HostIf: "ggl" + addrs[0], MAC: node.MAC{2}, Created: time.Unix(1, 0).UTC()}
+		for _, s := range addrs {
+			a.Addrs = append(a.Addrs, netip.MustParseAddr(s))
+		}
+		return a, nil
+	}
+}
+
+func TestLifeOfARecord(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := open(t, path, "boot")
+	a, created, err := d.Reserve(id("a"), choose("10.0.0.1", "2001:db8::1"))
+	if err != nil || !created || a.Committed {
+		t.Fatalf("Reserve() = %+v, %v, %v, want a pending record", a, created, err)
+	}
+	again, created, err := d.Reserve(id("a"), func(node.Taken) (node.Attachment, error) {
+		t.Error("chosen again")
+		return node.Attachment{}, nil
+	})
+	if err != nil || created {
+		t.Errorf("second Reserve() = %v, %v, want the first record", created, err)
+	}
+	if diff := cmp.Diff(a, again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	_, _, err = d.Reserve(id("b"), func(taken node.Taken) (node.Attachment, error) {
+		for _, s := range []string{"10.0.0.1", "2001:db8::1"} {
+			if !taken.Addr(netip.MustParseAddr(s)) {
+				t.Errorf("%s is not taken", s)
+			}
+		}
+		if taken.Addr(netip.MustParseAddr("10.0.0.2")) || !taken.HostIf("ggl10.0.0.1") || taken.HostIf("other") {
+			t.Error("taken tells lies")
+		}
+		return node.Attachment{}, errors.New("changed my mind")
+	})
+	if err == nil || len(d.All()) != 1 {
+		t.Errorf("a failed choice: %v, %d records, want an error and one record", err, len(d.All()))
+	}
+	for _, step := range []struct {
+		name string
+		do   func(cni.ID) error
+		want bool
+	}{{"Commit", d.Commit, true}, {"Commit", d.Commit, true}, {"Retire", d.Retire, false}, {"Retire", d.Retire, false}} {
+		if err := step.do(id("a")); err != nil || d.All()[0].Committed != step.want {
+			t.Errorf("%s: %v, committed %v, want %v", step.name, err, d.All()[0].Committed, step.want)
+		}
+	}
+	for range 2 {
+		if err := d.Release(id("a")); err != nil || len(d.All()) != 0 {
+			t.Errorf("Release: %v, %d records", err, len(d.All()))
+		}
+	}
+	if err := d.Commit(id("a")); err == nil {
+		t.Error("Commit of nothing = nil, want an error")
+	}
+}
+
+func TestReopen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := open(t, path, "boot")
+	for _, c := range []string{"b", "a"} {
+		if _, _, err := d.Reserve(id(c), choose("10.0.0."+map[string]string{"a": "1", "b": "2"}[c])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(d.Commit(id("a")), d.Touch(Run{Peers: true, Uptime: time.Hour})); err != nil {
+		t.Fatal(err)
+	}
+	before, secret := d.All(), d.Secret()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	d = open(t, path, "boot")
+	if diff := cmp.Diff(before, d.All(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("records (-before +after):\n%s", diff)
+	}
+	if d.Secret() != secret || secret == [32]byte{} {
+		t.Error("the secret changed or is empty")
+	}
+	if r, err := d.LastRun(); err != nil || r != (Run{Peers: true, Uptime: time.Hour}) {
+		t.Errorf("LastRun() = %+v, %v", r, err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	// I06, B-006: after a reboot the records are gone, and so is what was known of the last run.
+	d = open(t, path, "next boot")
+	if r, err := d.LastRun(); len(d.All()) != 0 || err != nil || r != (Run{}) {
+		t.Errorf("after a reboot: %d records, last run %+v, %v", len(d.All()), r, err)
+	}
+}
+
+// I07, I08, B-124: a file that another process holds is a clear error within seconds.
+func TestLocked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	open(t, path, "boot")
+	if _, err := Open(path, "boot"); err == nil || !strings.Contains(err.Error(), "second node process") {
+		t.Errorf("Open() = %v, want a hint at the other process", err)
+	}
+}
+
+// I13, B-128: an older program refuses a newer file and leaves it as it is.
+func TestNewerSchema(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := open(t, path, "boot")
+	if _, _, err := d.Reserve(id("a"), choose("10.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	err := d.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("999")) })
+	if err := errors.Join(err, d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := os.ReadFile(path)
+	if _, err := Open(path, "other boot"); !errors.Is(err, ErrNewer) {
+		t.Errorf("Open() = %v, want ErrNewer", err)
+	}
+	if after, _ := os.ReadFile(path); string(after) != string(before) {
+		t.Error("the file was changed")
+	}
+}
+
+// B-124: a damaged file is a clear error, never a crash.
+func TestDamaged(t *testing.T) {
+	for name, damage := range map[string]func([]byte) []byte{
+		"garbage":   func(b []byte) []byte { return []byte(strings.Repeat("garbage ", len(b)/8)) },
+		"truncated": func(b []byte) []byte { return b[:4096] },
+		"short":     func([]byte) []byte { return []byte("x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "state.db")
+			d := open(t, path, "boot")
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, damage(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if d, err := Open(path, "boot"); err == nil {
+				_ = d.Close()
+				t.Error("Open() = nil, want an error")
+			}
+		})
+	}
+}
+
+func TestMode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	open(t, path, "boot")
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
+	}
+}
+
+func TestParallelReservationsAreUnique(t *testing.T) {
+	d := open(t, filepath.Join(t.TempDir(), "state.db"), "boot")
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			_, _, err := d.Reserve(id(string(rune('A'+i))), func(taken node.Taken) (node.Attachment, error) {
+				a := netip.MustParseAddr("10.0.0.1")
+				for taken.Addr(a) {
+					a = a.Next()
+				}
+				return node.Attachment{HostIf: a.String(), Addrs: []netip.Addr{a}}, nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	seen := make(map[netip.Addr]bool)
+	for _, a := range d.All() {
+		if seen[a.Addrs[0]] {
+			t.Errorf("%s is given twice", a.Addrs[0])
+		}
+		seen[a.Addrs[0]] = true
+	}
+	if len(seen) != 40 {
+		t.Errorf("%d addresses, want 40", len(seen))
+	}
+}
+
+func BenchmarkReserveCommitRelease(b *testing.B) {
+	d, err := Open(filepath.Join(b.TempDir(), "state.db"), "boot")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	for b.Loop() {
+		if _, _, err := d.Reserve(id("a"), choose("10.0.0.1")); err != nil {
+			b.Fatal(err)
+		}
+		if err := errors.Join(d.Commit(id("a")), d.Retire(id("a")), d.Release(id("a"))); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
