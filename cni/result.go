@@ -14,11 +14,15 @@ import (
 // encodeResult writes a result in the version that the configuration asks for (CNI spec 1.1.0 section 5). The host's end
 // comes first and has no sandbox, as plugins that are chained after us expect; addresses belong to the second interface.
 func encodeResult(r Result, req Request) (json.RawMessage, error) {
+	mtu := r.MTU
+	if req.Conf.CNIVersion < "1.1.0" {
+		mtu = 0 // the library keeps the field when it converts, older versions do not have it
+	}
 	out := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
 		Interfaces: []*types100.Interface{
-			{Name: r.HostIf, Mac: r.HostMAC, Mtu: r.MTU},
-			{Name: req.ID.IfName, Mac: r.MAC, Mtu: r.MTU, Sandbox: req.NetnsPath},
+			{Name: r.HostIf, Mac: r.HostMAC, Mtu: mtu},
+			{Name: req.ID.IfName, Mac: r.MAC, Mtu: mtu, Sandbox: req.NetnsPath},
 		},
 		DNS: req.Conf.DNS,
 	}

@@ -5,6 +5,7 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -102,6 +103,9 @@ func WriteRequest(conn *net.UnixConn, r Request, netns *os.File) error {
 	n, _, err := conn.WriteMsgUnix(msg, rights, nil)
 	if err != nil {
 		return fmt.Errorf("write request: %w", err)
+	}
+	if n == len(msg) {
+		return nil // an empty write is a system call too, and fails once the server has answered and gone
 	}
 	if _, err := conn.Write(msg[n:]); err != nil {
 		return fmt.Errorf("write request: %w", err)
@@ -222,8 +226,10 @@ func Call(conn *net.UnixConn, r Request, netns *os.File, deadline time.Time) (Re
 	if err := conn.SetDeadline(deadline); err != nil {
 		return Response{}, fmt.Errorf("set deadline: %w", err)
 	}
-	if err := WriteRequest(conn, r, netns); err != nil {
-		return Response{}, err
+	writeErr := WriteRequest(conn, r, netns)
+	resp, readErr := ReadResponse(conn) // a server that refuses a request need not read all of it
+	if readErr != nil {
+		return Response{}, cmp.Or(writeErr, readErr)
 	}
-	return ReadResponse(conn)
+	return resp, nil
 }
