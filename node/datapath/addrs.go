@@ -1,0 +1,80 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaggle-cni/gaggle/node"
+)
+
+// linkLocalBits is the length of the link-local subnet (RFC 4291 section 2.5.6).
+const linkLocalBits = 64
+
+func hasIPv6(a node.Attachment) bool { return slices.ContainsFunc(a.Addrs, netip.Addr.Is6) }
+func hasIPv4(a node.Attachment) bool { return slices.ContainsFunc(a.Addrs, netip.Addr.Is4) }
+
+// podAddrs are the addresses of the container's end: the attachment's, and a link-local one for IPv6.
+func podAddrs(a node.Attachment) []netip.Prefix {
+	var out []netip.Prefix
+	if hasIPv6(a) {
+		out = append(out, netip.PrefixFrom(eui64(a.MAC), linkLocalBits))
+	}
+	for _, addr := range a.Addrs {
+		out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	return out
+}
+
+// gatewayAddrs are the addresses of the host's end.
+func gatewayAddrs(a node.Attachment) []netip.Prefix {
+	var out []netip.Prefix
+	if hasIPv6(a) {
+		out = append(out, netip.PrefixFrom(node.Gateway6, linkLocalBits))
+	}
+	if hasIPv4(a) {
+		out = append(out, netip.PrefixFrom(node.Gateway4, node.Gateway4.BitLen()))
+	}
+	return out
+}
+
+// eui64 is the link-local address that belongs to a MAC (RFC 4291 appendix A).
+func eui64(m node.MAC) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
+}
+
+// addAddrs adds addresses that can be used at once: duplicate address detection would take a second, and there is nobody
+// on a veth to have a duplicate.
+func addAddrs(h *netlink.Handle, link netlink.Link, addrs []netip.Prefix) error {
+	for _, p := range addrs {
+		addr := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if p.Addr().IsLinkLocalUnicast() {
+			addr.Scope = int(netlink.SCOPE_LINK)
+		}
+		if err := h.AddrAdd(link, addr); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add address %s to %s: %w", p, link.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+func setNeighbour(h *netlink.Handle, link netlink.Link, addr netip.Addr, mac node.MAC, state int) error {
+	family := netlink.FAMILY_V6
+	if addr.Is4() {
+		family = netlink.FAMILY_V4
+	}
+	err := h.NeighSet(&netlink.Neigh{
+		LinkIndex: link.Attrs().Index, Family: family, State: state, IP: addr.AsSlice(), HardwareAddr: mac[:],
+	})
+	if err != nil {
+		return fmt.Errorf("set neighbour %s on %s: %w", addr, link.Attrs().Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,259 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaggle-cni/gaggle/node"
+)
+
+// maxAlias is what the kernel takes for a link's description (IFALIASZ less one).
+const maxAlias = 255
+
+// addrGenNone keeps the kernel from making a link-local address of its own, which would be tentative for a second
+// (IN6_ADDR_GEN_MODE_NONE, linux/if_link.h).
+const addrGenNone = 1
+
+// Attach implements [node.Datapath].
+func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (err error) {
+	if err := d.checkNamespace(ns); err != nil {
+		return err
+	}
+	host, giveBack, err := d.handle()
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	fd := netns.NsHandle(ns.Fd())
+	pod, err := netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink socket in the container: %w", err)
+	}
+	defer pod.Close()
+
+	if err := d.makePair(host, pod, fd, a); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Detach(context.WithoutCancel(ctx), a))
+		}
+	}()
+	for _, step := range []func() error{
+		func() error { return d.preparePod(pod, fd, a) },
+		func() error { return d.wireHost(host, a) },
+		func() error { return wirePod(pod, a) },
+	} {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("attach %s: %w", a.HostIf, context.Cause(ctx))
+		}
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNamespace refuses what is no network namespace, and the node's own.
+func (d *Datapath) checkNamespace(ns *os.File) error {
+	fd := int(ns.Fd())
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return fmt.Errorf("%w: %w", node.ErrNetns, err)
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return fmt.Errorf("%w: it is a file", node.ErrNetns)
+	}
+	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+		return fmt.Errorf("%w: it is a namespace of another kind", node.ErrNetns)
+	}
+	if d.ns.Equal(netns.NsHandle(fd)) {
+		return fmt.Errorf("%w: it is the node's own", node.ErrNetns)
+	}
+	return nil
+}
+
+// makePair makes the veth pair in one message, each end with its name, MAC and MTU, the host's with our mark. So nothing
+// can be there without the mark, and no udev rule finds a MAC that it may change (systemd's MACAddressPolicy leaves alone
+// what was set at creation).
+func (d *Datapath) makePair(host, pod *netlink.Handle, ns netns.NsHandle, a node.Attachment) error {
+	if _, err := pod.LinkByName(a.ID.IfName); err == nil {
+		return fmt.Errorf("%w: %s in the container", node.ErrInterfaceExists, a.ID.IfName)
+	} else if !gone(err) {
+		return fmt.Errorf("look for %s in the container: %w", a.ID.IfName, err)
+	}
+	if err := d.removeOurs(host, a.HostIf); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = a.HostIf, a.MTU, a.HostMAC[:], Group
+	attrs.Alias = alias(a)
+	err := host.LinkAdd(&netlink.Veth{
+		LinkAttrs: attrs, PeerName: a.ID.IfName, PeerHardwareAddr: a.MAC[:], PeerMTU: uint32(a.MTU), PeerNamespace: netlink.NsFd(ns),
+	})
+	if err != nil {
+		return fmt.Errorf("make veth %s: %w", a.HostIf, err)
+	}
+	return nil
+}
+
+// alias tells an operator who looks at ip link what the link is for.
+func alias(a node.Attachment) string {
+	text := a.ID.String()
+	if pod := a.Pod.Key.String(); pod != "" {
+		text = pod + " " + text
+	}
+	return text[:min(len(text), maxAlias)]
+}
+
+// preparePod sets what must hold before the container's end comes up: IPv6 may be off in a new namespace, the pod takes
+// its routes from nobody, and no address is ever tentative.
+func (d *Datapath) preparePod(pod *netlink.Handle, ns netns.NsHandle, a node.Attachment) error {
+	var settings []setting
+	if hasIPv6(a) {
+		settings = append(settings,
+			setting{"ipv6", "lo", "disable_ipv6", "0"},
+			setting{"ipv6", a.ID.IfName, "disable_ipv6", "0"})
+	}
+	settings = append(settings,
+		setting{"ipv6", a.ID.IfName, "accept_ra", "0"},
+		setting{"ipv6", a.ID.IfName, "accept_dad", "0"})
+	if err := d.setLinks(ns, settings); err != nil {
+		return err
+	}
+	link, err := pod.LinkByName(a.ID.IfName)
+	if err != nil {
+		return fmt.Errorf("find %s in the container: %w", a.ID.IfName, err)
+	}
+	return withoutOwnLinkLocal(pod, link)
+}
+
+func withoutOwnLinkLocal(h *netlink.Handle, link netlink.Link) error {
+	if err := h.LinkSetIP6AddrGenMode(link, addrGenNone); err != nil {
+		return fmt.Errorf("set address generation of %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// wireHost brings up the host's end. It has the gateways' addresses, as proxies would not answer for them on a host without
+// a default route.
+func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
+	link, err := host.LinkByName(a.HostIf)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", a.HostIf, err)
+	}
+	settings := []setting{
+		{"ipv6", a.HostIf, "accept_ra", "0"}, {"ipv6", a.HostIf, "accept_dad", "0"},
+		{"ipv6", a.HostIf, "forwarding", "1"}, {"ipv4", a.HostIf, "forwarding", "1"},
+		// Loose: the kernel takes the larger of this and the setting for all links, so that only 2 is sure to hold whatever
+		// the host's defaults are.
+		{"ipv4", a.HostIf, "rp_filter", "2"},
+	}
+	if hasIPv6(a) {
+		settings = append(settings, setting{"ipv6", a.HostIf, "disable_ipv6", "0"})
+	}
+	if err := d.setLinks(d.ns, settings); err != nil {
+		return err
+	}
+	if err := withoutOwnLinkLocal(host, link); err != nil {
+		return err
+	}
+	if err := addAddrs(host, link, gatewayAddrs(a)); err != nil {
+		return err
+	}
+	if err := host.LinkSetUp(link); err != nil {
+		return fmt.Errorf("bring up %s: %w", a.HostIf, err)
+	}
+	for _, addr := range a.Addrs {
+		// Stale, not permanent: it is used at once, and heals when a chained plugin changes the pod's MAC.
+		if err := setNeighbour(host, link, addr, a.MAC, netlink.NUD_STALE); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wirePod gives the container's end its addresses and the way out.
+func wirePod(pod *netlink.Handle, a node.Attachment) error {
+	link, err := pod.LinkByName(a.ID.IfName)
+	if err != nil {
+		return fmt.Errorf("find %s in the container: %w", a.ID.IfName, err)
+	}
+	if err := addAddrs(pod, link, podAddrs(a)); err != nil {
+		return err
+	}
+	if err := pod.LinkSetUp(link); err != nil {
+		return fmt.Errorf("bring up %s in the container: %w", a.ID.IfName, err)
+	}
+	for _, addr := range a.Addrs {
+		gateway := node.Gateway6
+		if addr.Is4() {
+			gateway = node.Gateway4
+		}
+		// The gateway's MAC is ours and does not change while the pair lives.
+		if err := setNeighbour(pod, link, gateway, a.HostMAC, netlink.NUD_PERMANENT); err != nil {
+			return err
+		}
+		if err := addDefaultRoute(pod, link, gateway); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func addDefaultRoute(pod *netlink.Handle, link netlink.Link, gateway netip.Addr) error {
+	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	if gateway.Is4() {
+		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		err := pod.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: hostNet(gateway)})
+		if err != nil {
+			return fmt.Errorf("add route to the gateway %s in the container: %w", gateway, err)
+		}
+	}
+	err := pod.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(all), Gw: gateway.AsSlice()})
+	if err != nil {
+		return fmt.Errorf("add default route via %s in the container: %w", gateway, err)
+	}
+	return nil
+}
+
+// Detach implements [node.Datapath]. The neighbours, and the routes that are left, go with the link.
+func (d *Datapath) Detach(_ context.Context, a node.Attachment) error {
+	host, giveBack, err := d.handle()
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	err = d.removeOurs(host, a.HostIf)
+	if errors.Is(err, node.ErrForeignLink) {
+		return nil // not ours to remove
+	}
+	return err
+}
+
+// removeOurs removes a link if it is ours, and complains if it is not.
+func (d *Datapath) removeOurs(host *netlink.Handle, name string) error {
+	link, err := host.LinkByName(name)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for %s: %w", name, err)
+	}
+	if !ours(link) {
+		return fmt.Errorf("%w: %s, of type %s, not of group %d", node.ErrForeignLink, name, link.Type(), Group)
+	}
+	d.expected.add(linkEvent(name))
+	if err := host.LinkDel(link); err != nil && !gone(err) {
+		d.expected.take(linkEvent(name))
+		return fmt.Errorf("remove link %s: %w", name, err)
+	}
+	return nil
+}
