@@ -1,0 +1,88 @@
+package gobgp
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+
+	"github.com/gaggle-cni/gaggle/bgp"
+)
+
+// stateNames are those of RFC 4271 section 8.2.2.
+var stateNames = map[api.PeerState_SessionState]string{
+	api.PeerState_SESSION_STATE_IDLE:        "Idle",
+	api.PeerState_SESSION_STATE_CONNECT:     "Connect",
+	api.PeerState_SESSION_STATE_ACTIVE:      "Active",
+	api.PeerState_SESSION_STATE_OPENSENT:    "OpenSent",
+	api.PeerState_SESSION_STATE_OPENCONFIRM: "OpenConfirm",
+	api.PeerState_SESSION_STATE_ESTABLISHED: bgp.Established,
+}
+
+// States returns what every session does now.
+func (s *Server) States(ctx context.Context) (map[bgp.PeerID]bgp.PeerState, error) {
+	out := make(map[bgp.PeerID]bgp.PeerState)
+	err := s.engine.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(p *api.Peer) {
+		if id, ok := peerID(p); ok {
+			out[id] = peerState(p)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func peerState(p *api.Peer) bgp.PeerState {
+	state, timers := p.GetState(), p.GetTimers().GetState()
+	st := bgp.PeerState{
+		State: stateNames[state.GetSessionState()], ASN: state.GetPeerAsn(), Flaps: uint64(state.GetFlops()),
+	}
+	if st.State == bgp.Established {
+		st.RouterID = state.GetRouterId()
+		st.LocalAddress = p.GetTransport().GetLocalAddress()
+		st.HoldTime = (time.Duration(timers.GetNegotiatedHoldTime()) * time.Second).String()
+		if up := timers.GetUptime(); up.IsValid() {
+			st.Since = up.AsTime()
+		}
+		st.GracefulRestart = restarts(state.GetRemoteCap())
+		for _, f := range p.GetAfiSafis() {
+			st.Received += f.GetState().GetReceived()
+			st.Accepted += f.GetState().GetAccepted()
+			st.Advertised += f.GetState().GetAdvertised()
+		}
+		return st
+	}
+	if down := timers.GetDowntime(); down.IsValid() && down.AsTime().Unix() > 0 {
+		st.Since = down.AsTime()
+	}
+	st.LastError = disconnect(state)
+	return st
+}
+
+// restarts reports whether the peer keeps our routes over a restart (RFC 4724 section 3).
+func restarts(caps []*api.Capability) bool {
+	for _, c := range caps {
+		if c.GetGracefulRestart() != nil {
+			return len(c.GetGracefulRestart().GetTuples()) > 0
+		}
+	}
+	return false
+}
+
+// disconnect says in words why the session is down; nothing if it never was up.
+func disconnect(state *api.PeerState) string {
+	if state.GetAdminState() == api.PeerState_ADMIN_STATE_PFX_CT {
+		return "the peer sent more prefixes than import.maxPrefixes"
+	}
+	var parts []string
+	if r := state.GetDisconnectReason(); r != api.PeerState_DISCONNECT_REASON_UNSPECIFIED {
+		text := strings.TrimPrefix(r.String(), "DISCONNECT_REASON_")
+		parts = append(parts, strings.ToLower(strings.ReplaceAll(text, "_", " ")))
+	}
+	if m := state.GetDisconnectMessage(); m != "" {
+		parts = append(parts, m)
+	}
+	return strings.Join(parts, ": ")
+}

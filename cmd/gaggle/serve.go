@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/gaggle-cni/gaggle/cni"
+	"github.com/gaggle-cni/gaggle/node"
+	"github.com/gaggle-cni/gaggle/node/store"
+)
+
+// Intervals.
+const (
+	touchInterval     = 10 * time.Second // how exactly the end of a killed process is known
+	firstPassTimeout  = 30 * time.Second
+	readHeaderTimeout = 5 * time.Second
+)
+
+// serve brings the network to what it must be, then answers calls until the context ends. The agent's loop outlives
+// everything that asks it.
+func (p *process) serve(ctx context.Context) error {
+	loopCtx, stopLoop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopLoop()
+	loop, loopCtx := errgroup.WithContext(loopCtx)
+	loop.Go(func() error { return p.agent.Run(loopCtx) })
+
+	err := p.serveCalls(ctx)
+	stopLoop()
+	return errors.Join(err, loop.Wait())
+}
+
+func (p *process) serveCalls(ctx context.Context) error {
+	if err := p.firstPass(ctx); err != nil {
+		return err
+	}
+	metrics := node.NewMetrics(p.status)
+	server, err := cni.Listen(ctx, cni.Options{
+		Socket: filepath.Join(p.flags.runDir, cniSocket), Handler: p.agent, Log: p.log, Done: metrics.Observe,
+	})
+	if err != nil {
+		return err
+	}
+	admin, err := cni.ListenPrivate(ctx, filepath.Join(p.flags.runDir, adminSocket))
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return server.Run(ctx) })
+	g.Go(func() error { return serveHTTP(ctx, admin, node.AdminHandler(p.status)) })
+	g.Go(func() error { return p.dp.Watch(ctx) })
+	g.Go(func() error { return p.remember(ctx) })
+	if p.flags.metrics != "" {
+		public, err := new(net.ListenConfig).Listen(ctx, "tcp", p.flags.metrics)
+		if err != nil {
+			return fmt.Errorf("listen for metrics: %w; --metrics-address chooses another address", err)
+		}
+		g.Go(func() error { return serveHTTP(ctx, public, node.PublicHandler(p.agent, metrics)) })
+	}
+	p.log.InfoContext(ctx, "serving", "node", p.config.Node, "run_dir", p.flags.runDir, "took", time.Since(p.started))
+	err = g.Wait()
+	p.log.InfoContext(ctx, "stopping", "err", err)
+	return err
+}
+
+// firstPass makes sure that everything known is routed and announced before anything new is promised. Trouble with single
+// routes or peers does not keep the node from serving; not knowing what is there does.
+func (p *process) firstPass(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, firstPassTimeout)
+	defer cancel()
+	if _, err := p.agent.Settle(ctx); err != nil {
+		return fmt.Errorf("first pass: %w", err)
+	}
+	return nil
+}
+
+func (p *process) status(ctx context.Context) (node.Status, error) {
+	s, err := p.agent.Status(ctx)
+	s.Version, s.Started = version, p.started
+	return s, err
+}
+
+// remember keeps in the store that this process lives and whether it has sessions, so that the next one knows whether it
+// is a restart.
+func (p *process) remember(ctx context.Context) error {
+	ticker := time.NewTicker(touchInterval)
+	defer ticker.Stop()
+	for {
+		if err := p.rememberOnce(ctx); err != nil {
+			p.log.WarnContext(ctx, "the next start may not know that it is a restart", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		case <-p.touch:
+		}
+	}
+}
+
+func (p *process) rememberOnce(ctx context.Context) error {
+	if p.speaker == nil {
+		return nil
+	}
+	states, err := p.speaker.States(ctx)
+	if err != nil {
+		return err
+	}
+	uptime, err := machineUptime()
+	if err != nil {
+		return err
+	}
+	r := store.Run{Uptime: uptime}
+	for _, s := range states {
+		r.Peers = r.Peers || s.Established()
+	}
+	if !r.Peers {
+		// A session that is down now may have left stale routes; the last run with one stays on record until they are gone.
+		return nil
+	}
+	return p.db.Touch(r)
+}
+
+// machineUptime counts suspended time too: routers' timers do.
+func machineUptime() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0, fmt.Errorf("read CLOCK_BOOTTIME: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// serveHTTP serves until the context ends.
+func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: readHeaderTimeout}
+	stop := context.AfterFunc(ctx, func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), readHeaderTimeout)
+		defer cancel()
+		_ = s.Shutdown(end)
+	})
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", l.Addr(), err)
+	}
+	return nil
+}
