@@ -67,7 +67,12 @@ func blank(m proto.Message) {
 	case *api.ListPeerResponse:
 		blankPeer(m.GetPeer())
 	case *api.ListPeerGroupResponse:
-		blankConf(m.GetPeerGroup().GetConf())
+		if c := m.GetPeerGroup().GetConf(); c != nil {
+			c.AuthPassword = ""
+		}
+		if info := m.GetPeerGroup().GetInfo(); info != nil {
+			info.AuthPassword = ""
+		}
 	case *api.WatchEventResponse:
 		blankPeer(m.GetPeer().GetPeer())
 	}
@@ -79,11 +84,5 @@ func blankPeer(p *api.Peer) {
 	}
 	if st := p.GetState(); st != nil {
 		st.AuthPassword = ""
-	}
-}
-
-func blankConf(c *api.PeerGroupConf) {
-	if c != nil {
-		c.AuthPassword = ""
 	}
 }

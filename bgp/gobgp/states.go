@@ -2,6 +2,7 @@ package gobgp
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,7 +47,7 @@ func peerState(p *api.Peer) bgp.PeerState {
 		if up := timers.GetUptime(); up.IsValid() {
 			st.Since = up.AsTime()
 		}
-		st.GracefulRestart = restarts(state.GetRemoteCap())
+		st.GracefulRestart = helps(state.GetRemoteCap())
 		for _, f := range p.GetAfiSafis() {
 			st.Received += f.GetState().GetReceived()
 			st.Accepted += f.GetState().GetAccepted()
@@ -61,14 +62,10 @@ func peerState(p *api.Peer) bgp.PeerState {
 	return st
 }
 
-// restarts reports whether the peer keeps our routes over a restart (RFC 4724 section 3).
-func restarts(caps []*api.Capability) bool {
-	for _, c := range caps {
-		if c.GetGracefulRestart() != nil {
-			return len(c.GetGracefulRestart().GetTuples()) > 0
-		}
-	}
-	return false
+// helps reports whether the peer keeps our routes over a restart: it sent the capability. The families it lists are those
+// whose forwarding it preserves itself (RFC 4724 section 3), and a peer that only helps lists none.
+func helps(caps []*api.Capability) bool {
+	return slices.ContainsFunc(caps, func(c *api.Capability) bool { return c.GetGracefulRestart() != nil })
 }
 
 // disconnect says in words why the session is down; nothing if it never was up.

@@ -45,7 +45,8 @@ func (d *Datapath) keepRouterAdvertisements(ctx context.Context) error {
 		return fmt.Errorf("list interfaces: %w", err)
 	}
 	for _, link := range links {
-		if link.Name() == "all" { // has no effect on links
+		// "all" has no effect here, and what "default" would give to links of the future are mostly pods'.
+		if name := link.Name(); name == "all" || name == "default" || name == "lo" {
 			continue
 		}
 		key := "net/ipv6/conf/" + link.Name() + "/accept_ra"
