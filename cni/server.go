@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -107,6 +108,9 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	wreq, netns, err := wire.ReadRequest(conn)
 	if netns != nil {
 		defer netns.Close()
+	}
+	if errors.Is(err, io.EOF) {
+		return // somebody looked whether the socket answers
 	}
 	if err != nil {
 		s.o.Log.WarnContext(ctx, "unreadable CNI request", "err", err)

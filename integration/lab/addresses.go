@@ -34,6 +34,11 @@ func (l *Lab) build(ctx context.Context, nodes int) (err error) {
 	if l.Client, err = l.Namespace(ctx, "client"); err != nil {
 		return err
 	}
+	// The uplinks of real machines have been up for long: their link-local addresses, which routers use as next hops, are
+	// not tentative. Pods' links are left to the program.
+	if _, err := l.Router.Exec(ctx, "sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0"); err != nil {
+		return err
+	}
 	for _, cmd := range []string{
 		"link add rack type bridge mcast_snooping 0", "link set rack up",
 		"addr add " + Router4 + "/24 dev rack", "addr add " + Router6 + "/64 dev rack nodad",
@@ -77,6 +82,9 @@ func (l *Lab) wire(ctx context.Context, ns NS, name, gateway4, addr4, gateway6, 
 		return err
 	}
 	if err := l.Router.IP(ctx, "link set "+name+" up"); err != nil {
+		return err
+	}
+	if _, err := ns.Exec(ctx, "sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0"); err != nil {
 		return err
 	}
 	for _, cmd := range []string{

@@ -65,13 +65,14 @@ func (r *Router) startBIRD(conf string) (err error) {
 
 func (r *Router) birdSocket() string { return filepath.Join(r.lab.o.Dir, "bird.ctl") }
 
-// startFRR runs FRR's daemons in a mount namespace with a /run/frr of their own, so that several labs, and an FRR of the
+// startFRR runs FRR's daemons in a mount namespace with a /run/frr of their own, configuration included, which they read as
+// the user frr; so several labs, and an FRR of the
 // machine's, do not meet.
 func (r *Router) startFRR(conf string) (err error) {
-	const script = `mkdir -p /run/frr && mount -t tmpfs tmpfs /run/frr && chown frr:frr /run/frr &&
+	const script = `mkdir -p /run/frr && mount -t tmpfs tmpfs /run/frr && chown frr:frr /run/frr && install -o frr "$0" /run/frr/bgpd.conf &&
 		{ /usr/lib/frr/zebra -f /dev/null -A 127.0.0.1 & } &&
 		until [ -S /run/frr/zserv.api ]; do sleep 0.05; done &&
-		exec /usr/lib/frr/bgpd -f "$0" -A 127.0.0.1`
+		exec /usr/lib/frr/bgpd -f /run/frr/bgpd.conf -A 127.0.0.1`
 	r.p, err = r.lab.Start(r.lab.Router, "frr", "unshare", "--mount", "--propagation", "private", "sh", "-c", script, conf)
 	return err
 }
