@@ -1,0 +1,68 @@
+# A bare `make` lists the targets. Those marked with (root) make network namespaces.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# sudo often drops the PATH that go is in.
+GO      ?= $(or $(shell command -v go),$(wildcard /usr/local/go/bin/go),go)
+TOOL    := $(GO) tool -modfile=.ci/tools.mod
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+PKG     ?= ./...
+FUZZTIME ?= 30s
+COUNT   ?= 6
+KEEP    ?=
+export PATH := $(PATH):/usr/sbin:/sbin
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/gaggle and bin/gaggle-cni
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/gaggle ./cmd/gaggle-cni
+
+.PHONY: demo
+demo: ## show a whole network at work on this machine (root); KEEP=1 keeps it
+	@mkdir -p bin && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/gaggle ./cmd/gaggle-cni ./integration/demo
+	@bin/demo -bin bin $(if $(KEEP),-keep)
+
+.PHONY: packages
+packages: ## install what the tests need from the distribution (root)
+	@.ci/packages
+
+.PHONY: test
+test: packages ## run every test, with the race detector (root)
+	$(GO) test -race -timeout 25m $(PKG)
+
+.PHONY: unit
+unit: ## run the tests that need neither root nor other programs
+	$(GO) test -race $$($(GO) list $(PKG) | grep -v /integration)
+
+.PHONY: fuzz
+fuzz: ## fuzz every parser of outside input, FUZZTIME each
+	@.ci/fuzz '$(GO)' $(FUZZTIME)
+
+.PHONY: bench
+bench: ## measure ADD and DEL beside the reference plugins (root)
+	$(GO) test -run '^$$' -bench . -benchmem -count $(COUNT) ./ipam ./node ./integration/bench
+
+.PHONY: lint
+lint: ## run the linters and look for dead code
+	$(TOOL) golangci-lint run $(PKG)
+	@dead=$$($(TOOL) deadcode -test ./...) && [ -z "$$dead" ] || { echo "$$dead"; exit 1; }
+
+.PHONY: fmt
+fmt: ## format the code
+	$(TOOL) gofumpt -w $$(git ls-files '*.go')
+
+.PHONY: image
+image: ## build the container image
+	docker build --build-arg VERSION=$(VERSION) -t gaggle:$(VERSION) .
+
+.PHONY: vuln
+vuln: ## look up known vulnerabilities (needs a network)
+	$(TOOL) govulncheck ./...
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin
