@@ -40,21 +40,27 @@ func parseConf(data []byte) (Conf, error) {
 	var raw rawConf
 	if err := json.Unmarshal(data, &raw); err != nil {
 		if typeErr, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			return Conf{CNIVersion: raw.CNIVersion}, &Error{Code: wire.CodeInvalidConfig,
+			return Conf{CNIVersion: raw.CNIVersion}, &Error{
+				Code:    wire.CodeInvalidConfig,
 				Msg:     fmt.Sprintf("network configuration: %s: want %s, not %s", typeErr.Field, typeErr.Type, typeErr.Value),
-				Details: "correct the network configuration (conflist)"}
+				Details: "correct the network configuration (conflist)",
+			}
 		}
-		return Conf{}, &Error{Code: wire.CodeDecode, Msg: fmt.Sprintf("network configuration: %v", err),
-			Details: "standard input must hold the network configuration as JSON"}
+		return Conf{}, &Error{
+			Code: wire.CodeDecode, Msg: fmt.Sprintf("network configuration: %v", err),
+			Details: "standard input must hold the network configuration as JSON",
+		}
 	}
 	c := Conf{
 		CNIVersion: raw.CNIVersion, Name: raw.Name, DNS: raw.DNS,
 		Annotations: raw.RuntimeConfig.Annotations, HasAnnotations: raw.RuntimeConfig.Annotations != nil,
 	}
 	if !slices.Contains(wire.SupportedVersions, c.CNIVersion) {
-		return c, &Error{Code: wire.CodeIncompatibleVersion,
+		return c, &Error{
+			Code:    wire.CodeIncompatibleVersion,
 			Msg:     fmt.Sprintf("network configuration: cniVersion %q is not supported", c.CNIVersion),
-			Details: "supported are " + strings.Join(wire.SupportedVersions, ", ")}
+			Details: "supported are " + strings.Join(wire.SupportedVersions, ", "),
+		}
 	}
 	if err := wire.CheckName(c.Name); err != nil {
 		return c, &Error{Code: wire.CodeInvalidConfig, Msg: fmt.Sprintf("network configuration: name %v", err)}
@@ -65,9 +71,11 @@ func parseConf(data []byte) (Conf, error) {
 		value json.RawMessage
 	}{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"runtimeConfig.ips", raw.RuntimeConfig.IPs}} {
 		if len(f.value) > 0 && string(f.value) != "null" {
-			return c, &Error{Code: wire.CodeUnsupportedField,
+			return c, &Error{
+				Code:    wire.CodeUnsupportedField,
 				Msg:     fmt.Sprintf("network configuration: %s: %s is not supported", f.key, clip(string(f.value), 200)),
-				Details: "remove the capability from the conflist"}
+				Details: "remove the capability from the conflist",
+			}
 		}
 	}
 	return c, nil

@@ -28,7 +28,7 @@ func encodeResult(r Result, req Request) (json.RawMessage, error) {
 	}
 	for _, ip := range r.IPs {
 		out.IPs = append(out.IPs, &types100.IPConfig{
-			Interface: types100.Int(1),
+			Interface: new(1),
 			Address:   ipNet(ip.Address),
 			Gateway:   ip.Gateway.AsSlice(),
 		})

@@ -191,9 +191,11 @@ func parse(w wire.Request, netns *os.File) (Request, error) {
 		return req, err
 	}
 	if w.Protocol != wire.Version {
-		return req, &Error{Code: wire.CodeTryAgainLater,
+		return req, &Error{
+			Code:    wire.CodeTryAgainLater,
 			Msg:     fmt.Sprintf("plugin speaks protocol %d, the node process %d", w.Protocol, wire.Version),
-			Details: "install the plugin that belongs to the node process: gaggle install"}
+			Details: "install the plugin that belongs to the node process: gaggle install",
+		}
 	}
 	if err := wire.CheckName(w.ContainerID); err != nil {
 		return req, envError("CNI_CONTAINERID %v", err)

@@ -31,7 +31,7 @@ func mainCode(m *testing.M) int {
 	for _, args := range [][]string{
 		// With -race, as the tests themselves: a race in the node process is a failure of the scenario that met it.
 		{"build", "-race", "-o", dir, "../cmd/gaggle"},
-		{"build", "-o", dir, "../cmd/gaggle-cni"},
+		{"build", "-o", dir, "../cmd/gaggle-cni", "./demo"},
 		{"build", "-modfile=../.ci/tools.mod", "-o", dir, "github.com/containernetworking/cni/cnitool"},
 		{"build", "-modfile=../.ci/tools.mod", "-o", filepath.Join(dir, "gobgp4"), "github.com/osrg/gobgp/v4/cmd/gobgp"},
 	} {

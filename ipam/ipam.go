@@ -9,13 +9,15 @@ import (
 	"net/netip"
 )
 
-// ErrExhausted: the pool has no free address.
+// ErrExhausted means that the pool has no free address.
 var ErrExhausted = errors.New("no free address")
 
 // The lengths of prefixes that can be a pool.
 const (
-	MinBits4, MaxBits4 = 8, 29
-	MinBits6, MaxBits6 = 32, 120
+	MinBits4 = 8
+	MaxBits4 = 29
+	MinBits6 = 32
+	MaxBits6 = 120
 )
 
 // probes is how many random addresses are tried before the pool is walked. At nine tenths full, one in a thousand choices
@@ -48,7 +50,7 @@ func CheckPrefix(p netip.Prefix) error {
 // Usable reports whether a pod may have the address. Of an IPv4 pool the network's and the broadcast address are never
 // used, of an IPv6 pool the subnet-router anycast address (RFC 4291 section 2.6.1).
 func Usable(pool netip.Prefix, a netip.Addr) bool {
-	return pool.Contains(a) && a != pool.Masked().Addr() && !(a.Is4() && a == last(pool))
+	return pool.Contains(a) && a != pool.Masked().Addr() && (a.Is6() || a != last(pool))
 }
 
 // Pick chooses a free address of the pool. The same seed gives the same address as long as that is free, and without the

@@ -86,10 +86,20 @@ func TestCheckPrefix(t *testing.T) {
 		prefix string
 		ok     bool
 	}{
-		{"10.0.0.0/16", true}, {"10.0.0.0/29", true}, {"10.0.0.0/30", false}, {"10.0.0.1/24", false},
-		{"2001:db8::/48", true}, {"2001:db8::/120", true}, {"2001:db8::/121", false}, {"::/0", false},
-		{"fe80::/64", false}, {"ff02::/64", false}, {"169.254.0.0/16", false}, {"127.0.0.0/8", false},
-		{"224.0.0.0/24", false}, {"::ffff:10.0.0.0/120", false},
+		{"10.0.0.0/16", true},
+		{"10.0.0.0/29", true},
+		{"10.0.0.0/30", false},
+		{"10.0.0.1/24", false},
+		{"2001:db8::/48", true},
+		{"2001:db8::/120", true},
+		{"2001:db8::/121", false},
+		{"::/0", false},
+		{"fe80::/64", false},
+		{"ff02::/64", false},
+		{"169.254.0.0/16", false},
+		{"127.0.0.0/8", false},
+		{"224.0.0.0/24", false},
+		{"::ffff:10.0.0.0/120", false},
 	}
 	for _, tt := range tests {
 		if err := CheckPrefix(netip.MustParsePrefix(tt.prefix)); (err == nil) != tt.ok {

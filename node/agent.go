@@ -22,7 +22,7 @@ const (
 	pendingLimit  = 5 * time.Minute  // a pending record nobody works on is undone after this
 )
 
-// ErrStopping: the node process is about to end.
+// ErrStopping means that the node process is about to end.
 var ErrStopping = errors.New("the node process is stopping")
 
 // Options are what an [Agent] works with.

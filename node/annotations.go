@@ -19,7 +19,7 @@ const (
 	AnnotationIPv6 = Domain + "ipv6"
 )
 
-// ErrAnnotation: an annotation cannot be understood.
+// ErrAnnotation means that an annotation cannot be understood.
 var ErrAnnotation = errors.New("bad annotation")
 
 // Intent is what a pod's annotations ask for. It is comparable; the zero value asks for nothing.

@@ -76,8 +76,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.requests.Collect(ch)
 	m.duration.Collect(ch)
-	// Prometheus gives a collector no context; the status has bounds of its own.
-	s, err := m.status(context.Background())
+	s, err := m.status(context.Background()) //nolint:forbidigo // Prometheus gives a collector no context; the status has bounds of its own
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}

@@ -116,10 +116,10 @@ func (a *Agent) complain(ctx context.Context, err error) {
 	if err != nil {
 		trouble = err.Error()
 	}
-	switch {
-	case trouble == a.trouble:
+	switch trouble {
+	case a.trouble:
 		return
-	case trouble == "":
+	case "":
 		a.o.Log.InfoContext(ctx, "the network is as it must be again")
 	default:
 		a.o.Log.WarnContext(ctx, "the network is not as it must be", "err", err)

@@ -3,6 +3,7 @@ package node
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 )
@@ -107,17 +108,8 @@ func (w World) reserved(p netip.Prefix) bool {
 	within := func(local netip.Prefix) bool {
 		return local.Bits() <= p.Bits() && local.Contains(p.Addr())
 	}
-	for _, c := range w.Connected {
-		if within(c) {
-			return true
-		}
-	}
-	for _, pool := range w.Config.Pools {
-		if within(pool.Prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(w.Connected, within) ||
+		slices.ContainsFunc(w.Config.Pools, func(pool Pool) bool { return within(pool.Prefix) })
 }
 
 // self returns the node's own addresses: the configured ones, else those of the links towards the default routes, else of

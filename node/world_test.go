@@ -52,15 +52,15 @@ func testConfig() node.Config {
 	}
 }
 
-func newWorld(t testing.TB, config node.Config) *world {
-	t.Helper()
-	db, err := store.Open(filepath.Join(t.TempDir(), "state.db"), "boot")
+func newWorld(tb testing.TB, config node.Config) *world {
+	tb.Helper()
+	db, err := store.Open(filepath.Join(tb.TempDir(), "state.db"), "boot")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	fuse := &nodetest.Fuse{}
 	w := &world{
-		t: t, config: config, fuse: fuse, db: db,
+		t: tb, config: config, fuse: fuse, db: db,
 		datapath: &nodetest.Datapath{Fuse: fuse, Uplink: node.Uplink{
 			Link: "eth0", MTU: 1400, IPv4: netip.MustParseAddr("192.0.2.10"), IPv6: netip.MustParseAddr("2001:db8::10"),
 		}},
@@ -70,10 +70,10 @@ func newWorld(t testing.TB, config node.Config) *world {
 		peers:     &nodetest.Target[bgp.PeerID, bgp.Peer]{Fuse: fuse},
 		sessions:  &nodetest.Sessions{},
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		w.kill()
 		if err := db.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return w

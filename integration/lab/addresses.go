@@ -10,9 +10,12 @@ import (
 //	client 192.0.2.10 ─── .1 router .1 ─── rack 198.51.100.0/24 ─── .11 node1, .12 node2 …
 //	  2001:db8:c::10     ::1        ::1       2001:db8:31::/64       ::11       ::12
 const (
-	Router4, Router6   = "198.51.100.1", "2001:db8:31::1"
-	Client4, Client6   = "192.0.2.10", "2001:db8:c::10"
-	RouterASN, NodeASN = 64500, 64501
+	Router4   = "198.51.100.1"
+	Router6   = "2001:db8:31::1"
+	Client4   = "192.0.2.10"
+	Client6   = "2001:db8:c::10"
+	RouterASN = 64500
+	NodeASN   = 64501
 )
 
 // Node4 and Node6 are the addresses of node n, counted from 1.
@@ -36,7 +39,7 @@ func (l *Lab) build(ctx context.Context, nodes int) (err error) {
 	}
 	// The uplinks of real machines have been up for long: their link-local addresses, which routers use as next hops, are
 	// not tentative. Pods' links are left to the program.
-	if _, err := l.Router.Exec(ctx, "sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0"); err != nil {
+	if err := l.Router.Sysctl("net/ipv6/conf/default/accept_dad", "0"); err != nil {
 		return err
 	}
 	for _, cmd := range []string{
@@ -47,8 +50,10 @@ func (l *Lab) build(ctx context.Context, nodes int) (err error) {
 			return err
 		}
 	}
-	if _, err := l.Router.Exec(ctx, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"); err != nil {
-		return err
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := l.Router.Sysctl(name, "1"); err != nil {
+			return err
+		}
 	}
 	if err := l.wire(ctx, l.Client, "client", "192.0.2.1", Client4, "2001:db8:c::1", Client6); err != nil {
 		return err
@@ -84,7 +89,7 @@ func (l *Lab) wire(ctx context.Context, ns NS, name, gateway4, addr4, gateway6, 
 	if err := l.Router.IP(ctx, "link set "+name+" up"); err != nil {
 		return err
 	}
-	if _, err := ns.Exec(ctx, "sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0"); err != nil {
+	if err := ns.Sysctl("net/ipv6/conf/eth0/accept_dad", "0"); err != nil {
 		return err
 	}
 	for _, cmd := range []string{

@@ -52,7 +52,7 @@ func New(ctx context.Context, o Options, nodes int) (l *Lab, err error) {
 		return nil, err
 	}
 	l = &Lab{o: o}
-	removeLeftovers(o.Prefix)
+	Remove(o.Prefix)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
@@ -108,7 +108,8 @@ func (l *Lab) RemoveNamespace(ns NS) error {
 	return ns.remove()
 }
 
-func removeLeftovers(prefix string) {
+// Remove removes the namespaces of a lab that nobody closed, and what runs in them.
+func Remove(prefix string) {
 	entries, err := os.ReadDir(netnsDir)
 	if err != nil {
 		return // there never was one

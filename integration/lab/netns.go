@@ -38,6 +38,11 @@ func (n NS) IP(ctx context.Context, args string) error {
 	return run(ctx, append([]string{"ip", "-n", n.Name}, strings.Fields(args)...)...)
 }
 
+// Sysctl sets one of the namespace's kernel parameters, given as its path below /proc/sys.
+func (n NS) Sysctl(name, value string) error {
+	return n.Do(func() error { return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644) })
+}
+
 // Do calls do on a thread in the namespace. Sockets that it opens stay there.
 func (n NS) Do(do func() error) error {
 	done := make(chan error, 1)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/gaggle-cni/gaggle/cni"
 	"github.com/gaggle-cni/gaggle/node"
@@ -44,9 +45,9 @@ func Open(path, bootID string) (d *DB, err error) {
 	}()
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout})
 	switch {
-	case errors.Is(err, bbolt.ErrTimeout):
+	case errors.Is(err, bbolterrors.ErrTimeout):
 		return nil, fmt.Errorf("open %s: another process has held its lock for %v: is a second node process running?", path, lockTimeout)
-	case errors.Is(err, bbolt.ErrInvalid), errors.Is(err, bbolt.ErrChecksum), errors.Is(err, bbolt.ErrVersionMismatch):
+	case errors.Is(err, bbolterrors.ErrInvalid), errors.Is(err, bbolterrors.ErrChecksum), errors.Is(err, bbolterrors.ErrVersionMismatch):
 		return nil, damaged(path, err)
 	case err != nil:
 		return nil, fmt.Errorf("open %s: %w", path, err)
@@ -117,7 +118,7 @@ func checkSchema(meta *bbolt.Bucket) error {
 
 // forget drops what an earlier boot left.
 func forget(tx *bbolt.Tx, meta *bbolt.Bucket, bootID string) error {
-	if err := tx.DeleteBucket(bucketAttachments); err != nil && !errors.Is(err, bbolt.ErrBucketNotFound) {
+	if err := tx.DeleteBucket(bucketAttachments); err != nil && !errors.Is(err, bbolterrors.ErrBucketNotFound) {
 		return err
 	}
 	return errors.Join(meta.Delete(keyRun), meta.Put(keyBootID, []byte(bootID)))

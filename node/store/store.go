@@ -189,5 +189,5 @@ func (d *DB) LastRun() (r Run, err error) {
 	return r, nil
 }
 
-// ErrNewer: the file was written by a newer version of the program.
+// ErrNewer means that the file was written by a newer version of the program.
 var ErrNewer = errors.New("written by a newer version")
