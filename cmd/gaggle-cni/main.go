@@ -98,8 +98,10 @@ func call(env map[string]string, stdin io.Reader, conf chan<- string) (json.RawM
 		Socket     string `json:"socket"`
 	}
 	if err := json.Unmarshal(config, &head); err != nil {
-		return nil, &wire.Error{Code: confCode(err), Msg: fmt.Sprintf("network configuration: %v", err),
-			Details: "standard input must hold the network configuration as JSON"}
+		return nil, &wire.Error{
+			Code: confCode(err), Msg: fmt.Sprintf("network configuration: %v", err),
+			Details: "standard input must hold the network configuration as JSON",
+		}
 	}
 	conf <- head.CNIVersion
 	if werr := checkEnvironment(env); werr != nil {
@@ -128,14 +130,18 @@ func call(env map[string]string, stdin io.Reader, conf chan<- string) (json.RawM
 func ask(socket string, req wire.Request, netns *os.File, subject string) (json.RawMessage, *wire.Error) {
 	conn, err := dial(socket, time.Now().Add(dialTimeout))
 	if err != nil {
-		return nil, &wire.Error{Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("%s: the node process does not answer: %v", subject, err),
-			Details: "is gaggle node running on this node? its log says why not"}
+		return nil, &wire.Error{
+			Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("%s: the node process does not answer: %v", subject, err),
+			Details: "is gaggle node running on this node? its log says why not",
+		}
 	}
 	defer conn.Close()
 	resp, err := wire.Call(conn, req, netns, time.Now().Add(callTimeout))
 	if err != nil {
-		return nil, &wire.Error{Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("%s: the node process went away during the call: %v", subject, err),
-			Details: "the call is undone or finished when it is back; try again"}
+		return nil, &wire.Error{
+			Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("%s: the node process went away during the call: %v", subject, err),
+			Details: "the call is undone or finished when it is back; try again",
+		}
 	}
 	return resp.Result, resp.Error
 }
@@ -160,8 +166,10 @@ func checkEnvironment(env map[string]string) *wire.Error {
 	case "DEL":
 		required = []string{"CNI_CONTAINERID", "CNI_IFNAME"}
 	default:
-		return &wire.Error{Code: wire.CodeInvalidEnvironment,
-			Msg: fmt.Sprintf("CNI_COMMAND %q: this plugin knows ADD, DEL and VERSION", env["CNI_COMMAND"])}
+		return &wire.Error{
+			Code: wire.CodeInvalidEnvironment,
+			Msg:  fmt.Sprintf("CNI_COMMAND %q: this plugin knows ADD, DEL and VERSION", env["CNI_COMMAND"]),
+		}
 	}
 	var problems []string
 	for _, key := range required {
