@@ -90,10 +90,8 @@ func (c *converter) peerID(path, text string) (bgp.PeerID, bool) {
 		c.problem(path, "%s: write it as %s", text, a.Unmap())
 	case a.IsUnspecified() || a.IsMulticast() || a.IsLoopback():
 		c.problem(path, "%s: not the address of a router", text)
-	case a.IsLinkLocalUnicast() && a.Is6() && a.Zone() == "":
-		c.problem(path, "%s: a link-local address needs its interface, as in %s%%eth0", text, text)
-	case a.Zone() != "" && !a.IsLinkLocalUnicast():
-		c.problem(path, "%s: only a link-local address has an interface", text)
+	case a.IsLinkLocalUnicast() || a.Zone() != "":
+		c.problem(path, "%s: this version does not support link-local addresses of routers", text)
 	default:
 		return bgp.PeerID{Addr: a}, true
 	}

@@ -153,5 +153,16 @@ func (d *decoder) wrong(path string, n *yaml.Node, want string) {
 }
 
 func (d *decoder) problem(path, format string, args ...any) {
-	d.problems = append(d.problems, Problem{Path: path, Line: d.lines[path], Text: fmt.Sprintf(format, args...)})
+	d.problems = append(d.problems, Problem{Path: path, Line: d.line(path), Text: fmt.Sprintf(format, args...)})
+}
+
+// line is where a path is, or where the nearest thing around it begins if it is not there.
+func (d *decoder) line(path string) int {
+	for path != "" {
+		if line, ok := d.lines[path]; ok {
+			return line
+		}
+		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+	}
+	return 0
 }

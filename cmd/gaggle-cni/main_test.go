@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/gaggle-cni/gaggle/cni/wire"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"gaggle-cni": main})
+}
+
+// The scripts of testdata/script call the plugin as a runtime does, with no node process behind it.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script"})
+}
+
+// environ is a complete environment for a command.
+func environ(command string) map[string]string {
+	return map[string]string{
+		"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1", "CNI_IFNAME": "eth0",
+		"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0",
+	}
+}
+
+// A node process that accepts a call and goes away gives an error that names the pod, not a hang. B25
+func TestNodeProcessGoesAway(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cni.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // ends with the listener
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	var stdout, stderr strings.Builder
+	start := time.Now()
+	code := run(environ("DEL"), strings.NewReader(`{"cniVersion":"0.4.0","name":"n","type":"gaggle","socket":"`+socket+`"}`), &stdout, &stderr)
+	var got wire.Error
+	if err := json.Unmarshal([]byte(stdout.String()), &got); err != nil {
+		t.Fatalf("stdout %q: %v", stdout.String(), err)
+	}
+	if code != 1 || got.Code != wire.CodeTryAgainLater || got.CNIVersion != "0.4.0" || !strings.Contains(got.Msg, "pod shop/web-0: the node process went away") {
+		t.Errorf("exit code %d, error %+v", code, got)
+	}
+	if took := time.Since(start); took > dialTimeout {
+		t.Errorf("took %v", took)
+	}
+}
+
+// Standard input that is endless is refused and not stored.
+func TestEndlessConfig(t *testing.T) {
+	var stdout, stderr strings.Builder
+	code := run(environ("DEL"), endless{}, &stdout, &stderr)
+	if code != 1 || !strings.Contains(stdout.String(), "more than") {
+		t.Errorf("exit code %d, stdout %q", code, stdout.String())
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}
