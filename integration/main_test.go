@@ -119,3 +119,13 @@ func forRouters(t *testing.T, scenario func(t *testing.T, kind string)) {
 		})
 	}
 }
+
+// command runs a program that must succeed and returns what it prints.
+func command(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(within(t, 20*time.Second), args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
