@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -20,6 +21,8 @@ type Node struct {
 	Number int // from 1
 	NS     NS
 	RunDir string
+	// Wrap is put before the node process's command line, as in setpriv's.
+	Wrap []string
 
 	lab     *Lab
 	process *Process
@@ -84,8 +87,8 @@ func (n *Node) Start(ctx context.Context, config string) error {
 func (n *Node) Restart(ctx context.Context) (err error) {
 	socket := n.Socket()
 	_ = os.Remove(socket) // so that its presence means that this process serves
-	n.process, err = n.lab.Start(n.NS, n.Name, filepath.Join(n.lab.o.Bin, "gaggle"), "node", "--standalone",
-		"--config", filepath.Join(n.lab.o.Dir, n.Name+".yaml"), "--node-name", n.Name, "--run-dir", n.RunDir)
+	n.process, err = n.lab.Start(n.NS, n.Name, append(slices.Clone(n.Wrap), filepath.Join(n.lab.o.Bin, "gaggle"), "node", "--standalone",
+		"--config", filepath.Join(n.lab.o.Dir, n.Name+".yaml"), "--node-name", n.Name, "--run-dir", n.RunDir)...)
 	if err != nil {
 		return err
 	}
