@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -20,6 +21,12 @@ const maxAlias = 255
 // addrGenNone keeps the kernel from making a link-local address of its own, which would be tentative for a second
 // (IN6_ADDR_GEN_MODE_NONE, linux/if_link.h).
 const addrGenNone = 1
+
+// Bounds of the wait for the kernel to serve an address; it takes less than a millisecond on an idle machine.
+const (
+	localLimit = 5 * time.Second
+	localGap   = 200 * time.Microsecond
+)
 
 // Attach implements [node.Datapath].
 func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (err error) {
@@ -50,6 +57,7 @@ func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (
 		func() error { return d.preparePod(pod, fd, a) },
 		func() error { return d.wireHost(host, a) },
 		func() error { return wirePod(pod, a) },
+		func() error { return waitLocal(ctx, pod, a) },
 	} {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("attach %s: %w", a.HostIf, context.Cause(ctx))
@@ -84,17 +92,17 @@ func (d *Datapath) checkNamespace(ns *os.File) error {
 // can be there without the mark, and no udev rule finds a MAC that it may change (systemd's MACAddressPolicy leaves alone
 // what was set at creation).
 func (d *Datapath) makePair(host, pod *netlink.Handle, ns netns.NsHandle, a node.Attachment) error {
+	// First, as with what an earlier attempt left goes its end in the container.
+	if err := d.removeOurs(host, a.HostIf); err != nil {
+		return err
+	}
 	if _, err := pod.LinkByName(a.ID.IfName); err == nil {
 		return fmt.Errorf("%w: %s in the container", node.ErrInterfaceExists, a.ID.IfName)
 	} else if !gone(err) {
 		return fmt.Errorf("look for %s in the container: %w", a.ID.IfName, err)
 	}
-	if err := d.removeOurs(host, a.HostIf); err != nil {
-		return err
-	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = a.HostIf, a.MTU, a.HostMAC[:], Group
-	attrs.Alias = alias(a)
 	err := host.LinkAdd(&netlink.Veth{
 		LinkAttrs: attrs, PeerName: a.ID.IfName, PeerHardwareAddr: a.MAC[:], PeerMTU: uint32(a.MTU), PeerNamespace: netlink.NsFd(ns),
 	})
@@ -136,7 +144,8 @@ func (d *Datapath) preparePod(pod *netlink.Handle, ns netns.NsHandle, a node.Att
 }
 
 func withoutOwnLinkLocal(h *netlink.Handle, link netlink.Link) error {
-	if err := h.LinkSetIP6AddrGenMode(link, addrGenNone); err != nil {
+	// A link with an MTU below 1280 has no IPv6 at all (RFC 8200 section 5); an IPv4-only pod needs none.
+	if err := h.LinkSetIP6AddrGenMode(link, addrGenNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("set address generation of %s: %w", link.Attrs().Name, err)
 	}
 	return nil
@@ -150,8 +159,10 @@ func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
 		return fmt.Errorf("find %s: %w", a.HostIf, err)
 	}
 	settings := []setting{
-		{"ipv6", a.HostIf, "accept_ra", "0"}, {"ipv6", a.HostIf, "accept_dad", "0"},
-		{"ipv6", a.HostIf, "forwarding", "1"}, {"ipv4", a.HostIf, "forwarding", "1"},
+		{"ipv6", a.HostIf, "accept_ra", "0"},
+		{"ipv6", a.HostIf, "accept_dad", "0"},
+		{"ipv6", a.HostIf, "forwarding", "1"},
+		{"ipv4", a.HostIf, "forwarding", "1"},
 		// Loose: the kernel takes the larger of this and the setting for all links, so that only 2 is sure to hold whatever
 		// the host's defaults are.
 		{"ipv4", a.HostIf, "rp_filter", "2"},
@@ -161,6 +172,10 @@ func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
 	}
 	if err := d.setLinks(d.ns, settings); err != nil {
 		return err
+	}
+	// The kernel takes no description at creation (net/core/rtnetlink.c, rtnl_create_link).
+	if err := host.LinkSetAlias(link, alias(a)); err != nil {
+		return fmt.Errorf("describe %s: %w", a.HostIf, err)
 	}
 	if err := withoutOwnLinkLocal(host, link); err != nil {
 		return err
@@ -220,6 +235,31 @@ func addDefaultRoute(pod *netlink.Handle, link netlink.Link, gateway netip.Addr)
 	err := pod.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(all), Gw: gateway.AsSlice()})
 	if err != nil {
 		return fmt.Errorf("add default route via %s in the container: %w", gateway, err)
+	}
+	return nil
+}
+
+// waitLocal waits until packets to the pod's IPv6 addresses are taken for the pod's. The kernel makes the routes for that in
+// the background, even without duplicate address detection (net/ipv6/addrconf.c, addrconf_dad_work); until then it drops what
+// comes. In IPv4 they are there with the address.
+func waitLocal(ctx context.Context, pod *netlink.Handle, a node.Attachment) error {
+	ctx, cancel := context.WithTimeout(ctx, localLimit)
+	defer cancel()
+	for _, addr := range a.Addrs {
+		for addr.Is6() {
+			routes, err := pod.RouteGet(addr.AsSlice())
+			if err != nil {
+				return fmt.Errorf("find the way to %s in the container: %w", addr, err)
+			}
+			if len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			select {
+			case <-time.After(localGap):
+			case <-ctx.Done():
+				return fmt.Errorf("wait for %s in the container: %w", addr, context.Cause(ctx))
+			}
+		}
 	}
 	return nil
 }

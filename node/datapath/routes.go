@@ -60,7 +60,12 @@ func (r *Routes) List(ctx context.Context) (map[netip.Prefix]node.Route, error) 
 			return nil, err
 		}
 		for _, route := range routes {
-			out[prefixOf(route.Dst, family)] = r.fromKernel(route, names)
+			p := prefixOf(route.Dst, family)
+			if _, twice := out[p]; twice {
+				out[p] = node.Route{} // of different metrics; not as we make it either
+				continue
+			}
+			out[p] = r.fromKernel(route, names)
 		}
 	}
 	return out, nil
