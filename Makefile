@@ -9,7 +9,6 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PKG     ?= ./...
 FUZZTIME ?= 30s
-COUNT   ?= 6
 KEEP    ?=
 export PATH := $(PATH):/usr/sbin:/sbin
 
@@ -43,8 +42,9 @@ fuzz: ## fuzz every parser of outside input, FUZZTIME each
 	@.ci/fuzz '$(GO)' $(FUZZTIME)
 
 .PHONY: bench
-bench: ## measure ADD and DEL beside the reference plugins (root)
-	$(GO) test -run '^$$' -bench . -benchmem -count $(COUNT) ./ipam ./node ./integration/bench
+bench: packages ## measure ADD and DEL beside the reference plugins (root)
+	$(GO) test -run '^$$' -bench . -benchmem ./ipam ./node
+	$(GO) test -run '^$$' -bench . -benchtime 60x ./integration/bench
 
 .PHONY: lint
 lint: ## run the linters and look for dead code

@@ -18,7 +18,7 @@ func TestStockGobgp(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
 	awaitPools(t, l, n)
 	target := "--target=unix://" + filepath.Join(n.RunDir, "gobgp.sock")
-	for name, program := range map[string]string{"v3": "gobgp", "v4": filepath.Join(bin, "gobgp4")} {
+	for name, program := range map[string]string{"v3": "gobgp", "v4": filepath.Join(bin, "gobgp")} {
 		t.Run(name, func(t *testing.T) {
 			gobgp := func(args ...string) (string, error) {
 				out, err := exec.CommandContext(within(t, 10*time.Second), program, append([]string{target}, args...)...).CombinedOutput()

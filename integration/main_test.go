@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -28,17 +27,15 @@ func mainCode(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	bin = dir
+	// With -race, as the tests themselves: a race in the node process is a failure of the scenario that met it.
 	for _, args := range [][]string{
-		// With -race, as the tests themselves: a race in the node process is a failure of the scenario that met it.
-		{"build", "-race", "-o", dir, "../cmd/gaggle"},
-		{"build", "-o", dir, "../cmd/gaggle-cni", "./demo"},
-		{"build", "-modfile=../.ci/tools.mod", "-o", dir, "github.com/containernetworking/cni/cnitool"},
-		{"build", "-modfile=../.ci/tools.mod", "-o", filepath.Join(dir, "gobgp4"), "github.com/osrg/gobgp/v4/cmd/gobgp"},
+		{"-race", "./cmd/gaggle"},
+		{"./cmd/gaggle-cni", "./integration/demo"},
+		{"-modfile=.ci/tools.mod", "github.com/containernetworking/cni/cnitool"},
+		{"-modfile=.ci/tools.mod", "github.com/osrg/gobgp/v4/cmd/gobgp"},
 	} {
-		cmd := exec.Command("go", args...)
-		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-		if err := cmd.Run(); err != nil {
-			fmt.Fprintf(os.Stderr, "go %v: %v\n", args, err)
+		if err := lab.Build("..", dir, args...); err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 	}

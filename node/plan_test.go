@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/netip"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -184,5 +185,26 @@ func TestMACText(t *testing.T) {
 		if err := back.UnmarshalText([]byte(bad)); err == nil {
 			t.Errorf("UnmarshalText(%q) = nil, want an error", bad)
 		}
+	}
+}
+
+func BenchmarkPlan(b *testing.B) {
+	for _, pods := range []int{10, 250} {
+		b.Run(strconv.Itoa(pods), func(b *testing.B) {
+			w := World{Config: Config{
+				Pools: []Pool{{Name: "six", Prefix: pfx("2001:db8:1::/64")}, {Name: "four", Prefix: pfx("10.9.0.0/16")}},
+				BGP:   &BGP{ASN: 64512, Peers: map[bgp.PeerID]bgp.Peer{{Addr: addr("192.0.2.1")}: {Name: "tor", ASN: 64500}}},
+			}}
+			six, four := addr("2001:db8:1::1"), addr("10.9.0.1")
+			for i := range pods {
+				six, four = six.Next(), four.Next()
+				w.Attachments = append(w.Attachments, Attachment{
+					ID: cni.ID{ContainerID: strconv.Itoa(i)}, HostIf: "ggl" + strconv.Itoa(i), Addrs: []netip.Addr{six, four}, Committed: true,
+				})
+			}
+			for b.Loop() {
+				Plan(w)
+			}
+		})
 	}
 }
