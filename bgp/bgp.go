@@ -34,8 +34,11 @@ type Attributes struct {
 	LargeCommunities LargeCommunities
 	MED              MED
 	LocalPref        uint32 // for iBGP; 0 means the speaker's default, 100
-	Prepend          uint8  // how often the own ASN is prepended in addition
+	Prepend          uint8  // for eBGP; how often the own ASN is prepended in addition, MaxPrepend at most
 }
+
+// MaxPrepend bounds prepending: other networks refuse very long paths.
+const MaxPrepend = 20
 
 // MED is an optional MULTI_EXIT_DISC (RFC 4271 section 5.1.4). The zero value sends none.
 type MED struct {
@@ -160,7 +163,6 @@ type PeerState struct {
 	ASN          uint32    `json:"asn"`
 	RouterID     string    `json:"routerID,omitempty"`
 	LocalAddress string    `json:"localAddress,omitempty"`
-	Families     Families  `json:"-"` // negotiated
 	HoldTime     string    `json:"holdTime,omitempty"`
 	// GracefulRestart tells whether the peer said it keeps our routes over a restart.
 	GracefulRestart bool   `json:"gracefulRestart"`

@@ -65,7 +65,7 @@ func parseCommunity(text string) (uint32, error) {
 // Values returns the communities as numbers.
 func (c Communities) Values() []uint32 {
 	var out []uint32
-	for _, text := range strings.Fields(string(c)) {
+	for text := range strings.FieldsSeq(string(c)) {
 		if v, err := parseCommunity(text); err == nil {
 			out = append(out, v)
 		}
@@ -106,7 +106,7 @@ func parseLargeCommunity(text string) (v [3]uint32, err error) {
 // Values returns the communities as numbers: global administrator and the two parts of local data.
 func (c LargeCommunities) Values() [][3]uint32 {
 	var out [][3]uint32
-	for _, text := range strings.Fields(string(c)) {
+	for text := range strings.FieldsSeq(string(c)) {
 		if v, err := parseLargeCommunity(text); err == nil {
 			out = append(out, v)
 		}
@@ -126,7 +126,7 @@ func MakePrefixes(prefixes []netip.Prefix) Prefixes {
 // Values returns the prefixes in order.
 func (p Prefixes) Values() []netip.Prefix {
 	var out []netip.Prefix
-	for _, text := range strings.Fields(string(p)) {
+	for text := range strings.FieldsSeq(string(p)) {
 		out = append(out, netip.MustParsePrefix(text))
 	}
 	return out
@@ -140,7 +140,7 @@ func MakeHops(addrs []netip.Addr) Hops {
 // Values returns the next hops in order.
 func (h Hops) Values() []netip.Addr {
 	var out []netip.Addr
-	for _, text := range strings.Fields(string(h)) {
+	for text := range strings.FieldsSeq(string(h)) {
 		out = append(out, netip.MustParseAddr(text))
 	}
 	return out

@@ -98,7 +98,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // serve answers one call and closes the connection.
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	start := time.Now()
 	if err := checkPeer(conn); err != nil {
 		s.o.Log.WarnContext(ctx, "refused a CNI client", "err", err)

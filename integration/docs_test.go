@@ -32,13 +32,13 @@ func jsonNames(typ reflect.Type) (names []string) {
 		if !strings.HasPrefix(typ.PkgPath(), module) {
 			return nil
 		}
-		for i := range typ.NumField() {
-			f := typ.Field(i)
+		for f := range typ.Fields() {
 			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
 				names = append(names, name)
 			}
 			names = append(names, jsonNames(f.Type)...)
 		}
+	default: // a leaf
 	}
 	return names
 }

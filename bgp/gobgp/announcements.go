@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/osrg/gobgp/v4/api"
 	"github.com/osrg/gobgp/v4/pkg/apiutil"
 	gobgp "github.com/osrg/gobgp/v4/pkg/packet/bgp"
 
@@ -29,29 +28,19 @@ func (a *Announcements) List(context.Context) (map[netip.Prefix]bgp.Announcement
 	have := maps.Clone(a.have)
 	a.mu.Unlock()
 	out := make(map[netip.Prefix]bgp.Announcement)
-	for _, family := range []gobgp.Family{gobgp.RF_IPv4_UC, gobgp.RF_IPv6_UC} {
-		err := a.s.engine.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: family},
-			func(nlri gobgp.NLRI, paths []*apiutil.Path) {
-				p, ok := prefixOf(nlri)
-				if !ok {
-					return
-				}
-				for _, path := range paths {
-					if !path.PeerAddress.IsValid() {
-						out[p] = have[p] // the zero Announcement, which is never wanted, for what nobody put
-					}
-				}
-			})
-		if err != nil {
-			return nil, err
+	err := a.s.table(func(p netip.Prefix, paths []*apiutil.Path) {
+		for _, path := range paths {
+			if !path.PeerAddress.IsValid() {
+				out[p] = have[p] // the zero Announcement, which is never wanted, for what nobody put
+			}
 		}
-	}
-	return out, nil
+	})
+	return out, err
 }
 
 // Put announces a prefix, or changes how it is announced.
 func (a *Announcements) Put(_ context.Context, p netip.Prefix, v bgp.Announcement) error {
-	path, err := a.path(p, v)
+	path, err := newPath(p, v)
 	if err != nil {
 		return err
 	}
@@ -72,7 +61,7 @@ func (a *Announcements) Put(_ context.Context, p netip.Prefix, v bgp.Announcemen
 
 // Delete withdraws a prefix.
 func (a *Announcements) Delete(_ context.Context, p netip.Prefix) error {
-	path, err := a.path(p, bgp.Announcement{})
+	path, err := newPath(p, bgp.Announcement{})
 	if err != nil {
 		return err
 	}
@@ -87,7 +76,7 @@ func (a *Announcements) Delete(_ context.Context, p netip.Prefix) error {
 }
 
 // path translates an announcement. Its next hop is unspecified: the export policy gives each peer the right one.
-func (a *Announcements) path(p netip.Prefix, v bgp.Announcement) (*apiutil.Path, error) {
+func newPath(p netip.Prefix, v bgp.Announcement) (*apiutil.Path, error) {
 	nlri, err := gobgp.NewIPAddrPrefix(p)
 	if err != nil {
 		return nil, fmt.Errorf("encode prefix: %w", err)
@@ -107,20 +96,11 @@ func (a *Announcements) path(p netip.Prefix, v bgp.Announcement) (*apiutil.Path,
 		return nil, fmt.Errorf("encode next hop: %w", err)
 	}
 	path.Attrs = append(path.Attrs, hop)
-	path.Attrs = append(path.Attrs, a.attributes(v.Attributes)...)
+	path.Attrs = append(path.Attrs, attributes(v.Attributes)...)
 	return path, nil
 }
 
-func (a *Announcements) attributes(v bgp.Attributes) (attrs []gobgp.PathAttributeInterface) {
-	if v.Prepend > 0 {
-		path := make([]uint32, v.Prepend)
-		for i := range path {
-			path[i] = a.s.o.ASN
-		}
-		attrs = append(attrs, gobgp.NewPathAttributeAsPath([]gobgp.AsPathParamInterface{
-			gobgp.NewAs4PathParam(gobgp.BGP_ASPATH_ATTR_TYPE_SEQ, path),
-		}))
-	}
+func attributes(v bgp.Attributes) (attrs []gobgp.PathAttributeInterface) {
 	if v.MED.Set {
 		attrs = append(attrs, gobgp.NewPathAttributeMultiExitDisc(v.MED.Value))
 	}
@@ -134,16 +114,11 @@ func (a *Announcements) attributes(v bgp.Attributes) (attrs []gobgp.PathAttribut
 	for _, c := range v.LargeCommunities.Values() {
 		large = append(large, &gobgp.LargeCommunity{ASN: c[0], LocalData1: c[1], LocalData2: c[2]})
 	}
+	if v.Prepend > 0 {
+		large = append(large, &gobgp.LargeCommunity{LocalData2: uint32(v.Prepend)}) // see prependMark
+	}
 	if len(large) > 0 {
 		attrs = append(attrs, gobgp.NewPathAttributeLargeCommunities(large))
 	}
 	return attrs
-}
-
-func prefixOf(nlri gobgp.NLRI) (netip.Prefix, bool) {
-	n, ok := nlri.(*gobgp.IPAddrPrefix)
-	if !ok {
-		return netip.Prefix{}, false
-	}
-	return n.Prefix, true
 }

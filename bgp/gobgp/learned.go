@@ -24,22 +24,34 @@ func (s *Server) Learned(context.Context) ([]bgp.LearnedRoute, error) {
 		return nil, nil
 	}
 	var out []bgp.LearnedRoute
-	for _, family := range []gobgp.Family{gobgp.RF_IPv4_UC, gobgp.RF_IPv6_UC} {
-		err := s.engine.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: family},
-			func(nlri gobgp.NLRI, paths []*apiutil.Path) {
-				p, ok := prefixOf(nlri)
-				if hops := bestHops(paths); ok && len(hops) > 0 {
-					out = append(out, bgp.LearnedRoute{Prefix: p, NextHops: bgp.MakeHops(hops)})
-				}
-			})
-		if err != nil {
-			return nil, err
+	err := s.table(func(p netip.Prefix, paths []*apiutil.Path) {
+		if hops := bestHops(paths); len(hops) > 0 {
+			out = append(out, bgp.LearnedRoute{Prefix: p, NextHops: bgp.MakeHops(hops)})
 		}
+	})
+	if err != nil {
+		return nil, err
 	}
 	slices.SortFunc(out, func(a, b bgp.LearnedRoute) int {
 		return cmp.Or(a.Prefix.Compare(b.Prefix), cmp.Compare(a.NextHops, b.NextHops))
 	})
 	return out, nil
+}
+
+// table goes through what is in the table, announced and learned, of both families.
+func (s *Server) table(each func(netip.Prefix, []*apiutil.Path)) error {
+	for _, family := range []gobgp.Family{gobgp.RF_IPv4_UC, gobgp.RF_IPv6_UC} {
+		err := s.engine.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: family},
+			func(nlri gobgp.NLRI, paths []*apiutil.Path) {
+				if n, ok := nlri.(*gobgp.IPAddrPrefix); ok {
+					each(n.Prefix, paths)
+				}
+			})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bestHops returns the next hops of the best paths; none when the best is our own.

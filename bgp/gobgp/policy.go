@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"github.com/osrg/gobgp/v4/api"
 
@@ -44,32 +45,34 @@ func (s *Server) installPolicies(ctx context.Context) error {
 // table. Call it before the first announcement, and again when that changes.
 func (s *Server) Permit(ctx context.Context, own []netip.Prefix) error {
 	sorted := slices.SortedFunc(slices.Values(own), netip.Prefix.Compare)
-	s.mu.Lock()
-	same := slices.Equal(s.own, sorted)
-	s.own = sorted
-	s.mu.Unlock()
-	if same {
+	if slices.Equal(s.permitted(), sorted) {
 		return nil
 	}
 	peers := s.peers.copy()
-	if err := s.setPolicies(ctx, peers); err != nil {
-		return err
+	if err := s.engine.SetPolicies(ctx, policies(s.o.ASN, sorted, peers)); err != nil {
+		return fmt.Errorf("permit announcements: %w", err)
 	}
 	for id := range peers {
 		if err := s.softReset(ctx, id, api.ResetPeerRequest_DIRECTION_OUT); err != nil {
 			return err
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.own = sorted
 	return nil
+}
+
+func (s *Server) permitted() []netip.Prefix {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.own
 }
 
 // setPolicies replaces all policies in one step. They are global, as the engine has none per peer for ordinary peers: each
 // peer's rules name it.
 func (s *Server) setPolicies(ctx context.Context, peers map[bgp.PeerID]bgp.Peer) error {
-	s.mu.Lock()
-	own := s.own
-	s.mu.Unlock()
-	if err := s.engine.SetPolicies(ctx, policies(own, peers)); err != nil {
+	if err := s.engine.SetPolicies(ctx, policies(s.o.ASN, s.permitted(), peers)); err != nil {
 		return fmt.Errorf("set BGP policies: %w", err)
 	}
 	return nil
@@ -85,9 +88,9 @@ func (s *Server) softReset(ctx context.Context, id bgp.PeerID, direction api.Res
 }
 
 // policies writes the rules down. It is pure.
-func policies(own []netip.Prefix, peers map[bgp.PeerID]bgp.Peer) *api.SetPoliciesRequest {
+func policies(asn uint32, own []netip.Prefix, peers map[bgp.PeerID]bgp.Peer) *api.SetPoliciesRequest {
 	b := &policyBuilder{}
-	exports := &api.Policy{Name: exportPolicy}
+	exports := &api.Policy{Name: exportPolicy, Statements: b.prepends(asn, peers)}
 	imports := &api.Policy{Name: importPolicy, Statements: []*api.Statement{{
 		// Without it the default action would hit our own paths too.
 		Name:       "import-own",
@@ -104,6 +107,7 @@ func policies(own []netip.Prefix, peers map[bgp.PeerID]bgp.Peer) *api.SetPolicie
 				continue
 			}
 			actions := accept()
+			actions.LargeCommunity = &api.CommunityAction{Type: api.CommunityAction_TYPE_REMOVE, Communities: []string{prependMark(`\d+`)}}
 			if hop.IsValid() {
 				actions.Nexthop = &api.NexthopAction{Address: hop.String()}
 			}
@@ -145,13 +149,46 @@ func accept() *api.Actions { return &api.Actions{RouteAction: api.RouteAction_RO
 type policyBuilder struct{ sets []*api.DefinedSet }
 
 func (b *policyBuilder) neighbour(id bgp.PeerID) *api.MatchSet {
-	name := "peer-" + id.String()
-	b.sets = append(b.sets, &api.DefinedSet{
-		DefinedType: api.DefinedType_DEFINED_TYPE_NEIGHBOR, Name: name,
-		List: []string{netip.PrefixFrom(id.Addr, id.Addr.BitLen()).String()},
-	})
+	return b.set(api.DefinedType_DEFINED_TYPE_NEIGHBOR, "peer-"+id.String(), hostPrefix(id.Addr))
+}
+
+func (b *policyBuilder) set(kind api.DefinedType, name string, list ...string) *api.MatchSet {
+	b.sets = append(b.sets, &api.DefinedSet{DefinedType: kind, Name: name, List: list})
 	return &api.MatchSet{Type: api.MatchSet_TYPE_ANY, Name: name}
 }
+
+// prepends lengthens the path towards other ASes by as much as the announcement's mark says. In the own AS every router would
+// take a path with its number in it for a loop (RFC 4271 section 9.1.2).
+func (b *policyBuilder) prepends(asn uint32, peers map[bgp.PeerID]bgp.Peer) (statements []*api.Statement) {
+	var external []string
+	for _, id := range slices.SortedFunc(maps.Keys(peers), bgp.PeerID.Compare) {
+		if peers[id].ASN != asn {
+			external = append(external, hostPrefix(id.Addr))
+		}
+	}
+	if len(external) == 0 {
+		return nil
+	}
+	neighbours := b.set(api.DefinedType_DEFINED_TYPE_NEIGHBOR, "external", external...)
+	for n := uint32(1); n <= bgp.MaxPrepend; n++ {
+		name := fmt.Sprintf("prepend-%d", n)
+		statements = append(statements, &api.Statement{
+			Name: name,
+			Conditions: &api.Conditions{
+				NeighborSet:       neighbours,
+				LargeCommunitySet: b.set(api.DefinedType_DEFINED_TYPE_LARGE_COMMUNITY, name, prependMark(strconv.Itoa(int(n)))),
+			},
+			Actions: &api.Actions{AsPrepend: &api.AsPrependAction{Asn: asn, Repeat: n}},
+		})
+	}
+	return statements
+}
+
+// prependMark matches the large community that says, inside this speaker only, how often to prepend. AS 0 is nobody's
+// (RFC 7607).
+func prependMark(n string) string { return "^0:0:" + n + "$" }
+
+func hostPrefix(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
 // prefixes makes a set; nil for no prefixes, which the engine refuses.
 func (b *policyBuilder) prefixes(name string, list []*api.Prefix) *api.MatchSet {

@@ -2,11 +2,13 @@ package gobgp
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 )
@@ -23,16 +25,36 @@ var stateNames = map[api.PeerState_SessionState]string{
 
 // States returns what every session does now.
 func (s *Server) States(ctx context.Context) (map[bgp.PeerID]bgp.PeerState, error) {
+	accepted, err := s.accepted()
+	if err != nil {
+		return nil, err
+	}
 	out := make(map[bgp.PeerID]bgp.PeerState)
-	err := s.engine.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(p *api.Peer) {
+	err = s.engine.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(p *api.Peer) {
 		if id, ok := peerID(p); ok {
-			out[id] = peerState(p)
+			st := peerState(p)
+			if st.Established() {
+				st.Accepted = accepted[id.Addr]
+			}
+			out[id] = st
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
+}
+
+// accepted counts the prefixes that the import rules let into the table, by peer. The engine's own count of that name does
+// not take the global policy into account.
+func (s *Server) accepted() (map[netip.Addr]uint64, error) {
+	out := make(map[netip.Addr]uint64)
+	err := s.table(func(_ netip.Prefix, paths []*apiutil.Path) {
+		for _, p := range paths {
+			out[p.PeerAddress]++
+		}
+	})
+	return out, err
 }
 
 func peerState(p *api.Peer) bgp.PeerState {
@@ -50,7 +72,6 @@ func peerState(p *api.Peer) bgp.PeerState {
 		st.GracefulRestart = helps(state.GetRemoteCap())
 		for _, f := range p.GetAfiSafis() {
 			st.Received += f.GetState().GetReceived()
-			st.Accepted += f.GetState().GetAccepted()
 			st.Advertised += f.GetState().GetAdvertised()
 		}
 		return st

@@ -135,7 +135,7 @@ func ask(socket string, req wire.Request, netns *os.File, subject string) (json.
 			Details: "is gaggle node running on this node? its log says why not",
 		}
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	resp, err := wire.Call(conn, req, netns, time.Now().Add(callTimeout))
 	if err != nil {
 		return nil, &wire.Error{

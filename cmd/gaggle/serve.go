@@ -52,16 +52,18 @@ func (p *process) serveCalls(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var public net.Listener
+	if p.flags.metrics != "" {
+		if public, err = new(net.ListenConfig).Listen(ctx, "tcp", p.flags.metrics); err != nil {
+			return fmt.Errorf("listen for metrics: %w; --metrics-address chooses another address", err)
+		}
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Run(ctx) })
 	g.Go(func() error { return serveHTTP(ctx, admin, node.AdminHandler(p.status)) })
 	g.Go(func() error { return p.dp.Watch(ctx) })
 	g.Go(func() error { return p.remember(ctx) })
-	if p.flags.metrics != "" {
-		public, err := new(net.ListenConfig).Listen(ctx, "tcp", p.flags.metrics)
-		if err != nil {
-			return fmt.Errorf("listen for metrics: %w; --metrics-address chooses another address", err)
-		}
+	if public != nil {
 		g.Go(func() error { return serveHTTP(ctx, public, node.PublicHandler(p.agent, metrics)) })
 	}
 	p.log.InfoContext(ctx, "serving", "node", p.config.Node, "run_dir", p.flags.runDir, "took", time.Since(p.started))
@@ -140,13 +142,18 @@ func machineUptime() (time.Duration, error) {
 // serveHTTP serves until the context ends.
 func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
 	s := &http.Server{Handler: h, ReadHeaderTimeout: readHeaderTimeout}
+	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), readHeaderTimeout)
 		defer cancel()
 		_ = s.Shutdown(end)
 	})
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	err := s.Serve(l)
+	if !stop() {
+		<-ended // Serve returns at once, Shutdown when the last answer is out
+	}
+	if !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve %s: %w", l.Addr(), err)
 	}
 	return nil

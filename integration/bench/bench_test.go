@@ -32,6 +32,7 @@ func BenchmarkADD(b *testing.B) { measure(b, "ADD") }
 func BenchmarkDEL(b *testing.B) { measure(b, "DEL") }
 
 func measure(b *testing.B, what string) {
+	b.Helper()
 	dir := b.TempDir()
 	if err := lab.Build("../..", dir, "-ldflags=-s -w", "./cmd/gaggle", "./cmd/gaggle-cni"); err != nil {
 		b.Fatal(err)
@@ -95,6 +96,7 @@ func execute(node lab.NS, plugin, command string, ns lab.NS, conf map[string]any
 }
 
 func run(b *testing.B, l *lab.Lab, r runtime, what string) {
+	b.Helper()
 	var took []time.Duration
 	b.ResetTimer()
 	for range b.N {

@@ -100,7 +100,7 @@ func Ping(ctx context.Context, from NS, to netip.Addr) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer p.Close()
+	defer func() { _ = p.Close() }()
 	start := time.Now()
 	var last error
 	for ctx.Err() == nil {

@@ -87,20 +87,6 @@ func (r *Router) ask(ctx context.Context, args ...string) (string, error) {
 	}, args...)...)
 }
 
-// Show returns what the router knows of a prefix, for people.
-func (r *Router) Show(ctx context.Context, prefix netip.Prefix) string {
-	var out string
-	switch {
-	case r.Kind == "bird":
-		out, _ = r.ask(ctx, "show", "route", "for", prefix.String(), "all")
-	case prefix.Addr().Is4():
-		out, _ = r.ask(ctx, "show bgp ipv4 unicast "+prefix.String())
-	default:
-		out, _ = r.ask(ctx, "show bgp ipv6 unicast "+prefix.String())
-	}
-	return out
-}
-
 // A KernelRoute is a route of the router's kernel.
 type KernelRoute struct {
 	Dst      string

@@ -3,7 +3,10 @@
 package netnstest
 
 import (
+	"fmt"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -122,4 +125,51 @@ func Sysctl(tb testing.TB, ns *os.File, key string, value ...string) (now string
 		now = string(data[:len(data)-1])
 	})
 	return now
+}
+
+// ownProcess tells a test process that it is in a namespace of its own.
+const ownProcess = "NETNSTEST_OWN"
+
+// Main runs a package's tests in a process with a namespace of its own, for code whose goroutines open sockets. lo is up and
+// has the given addresses. Without the rights for that the tests run where they are; those that need it call [Need].
+func Main(m *testing.M, addrs ...netip.Addr) (code int) {
+	if os.Geteuid() != 0 {
+		return m.Run()
+	}
+	if os.Getenv(ownProcess) == "" {
+		return again()
+	}
+	if err := prepareLoopback(addrs); err != nil {
+		fmt.Fprintln(os.Stderr, "prepare lo:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// again starts this program once more.
+func again() (code int) {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), ownProcess+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		fmt.Fprintln(os.Stderr, "start tests in a network namespace:", err)
+		return 1
+	}
+	return cmd.ProcessState.ExitCode()
+}
+
+func prepareLoopback(addrs []netip.Addr) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		addr := &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: unix.IFA_F_NODAD}
+		if err := netlink.AddrAdd(lo, addr); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(lo)
 }

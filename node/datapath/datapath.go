@@ -4,7 +4,6 @@
 package datapath
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -95,23 +94,6 @@ func (d *Datapath) handle() (h *netlink.Handle, giveBack func(), err error) {
 	}, nil
 }
 
-// dump repeats a dump that a concurrent change interrupted: what came back then may lack entries, and must never be taken
-// for the truth.
-func dump[T any](ctx context.Context, what string, list func() ([]T, error)) ([]T, error) {
-	for {
-		items, err := list()
-		if err == nil {
-			return items, nil
-		}
-		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
-			return nil, fmt.Errorf("list %s: %w", what, err)
-		}
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("list %s: %w", what, errors.Join(err, ctx.Err()))
-		}
-	}
-}
-
 // inNamespace runs do on a thread in the given network namespace. A thread that cannot be brought back is thrown away: none
 // is ever left in a pod's namespace.
 func inNamespace(ns netns.NsHandle, do func() error) error {
@@ -124,7 +106,7 @@ func inNamespace(ns netns.NsHandle, do func() error) error {
 			done <- fmt.Errorf("open own network namespace: %w", err)
 			return
 		}
-		defer home.Close()
+		defer func() { _ = home.Close() }()
 		if err := netns.Set(ns); err != nil {
 			runtime.UnlockOSThread()
 			done <- fmt.Errorf("enter network namespace: %w", err)

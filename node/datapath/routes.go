@@ -42,20 +42,17 @@ func (r *Routes) List(ctx context.Context) (map[netip.Prefix]node.Route, error) 
 		return nil, err
 	}
 	defer giveBack()
-	links, err := dump(ctx, "links", h.LinkList)
+	all, err := links(ctx, h)
 	if err != nil {
 		return nil, err
 	}
-	names := make(map[int]string, len(links))
-	for _, l := range links {
+	names := make(map[int]string, len(all))
+	for _, l := range all {
 		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	out := make(map[netip.Prefix]node.Route)
 	for _, family := range []int{netlink.FAMILY_V6, netlink.FAMILY_V4} {
-		routes, err := dump(ctx, "routes", func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(family, &netlink.Route{Protocol: r.protocol, Table: unix.RT_TABLE_MAIN},
-				netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
-		})
+		routes, err := mainRoutes(ctx, h, family, r.protocol)
 		if err != nil {
 			return nil, err
 		}
@@ -150,7 +147,7 @@ func (r *Routes) at(ctx context.Context, h *netlink.Handle, p netip.Prefix) ([]n
 	if p.Addr().Is4() {
 		family = netlink.FAMILY_V4
 	}
-	all, err := mainRoutes(ctx, h, family)
+	all, err := mainRoutes(ctx, h, family, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,7 @@ func defaultLink(ctx context.Context, h *netlink.Handle, unspecified netip.Addr)
 	if unspecified.Is4() {
 		family = netlink.FAMILY_V4
 	}
-	routes, err := mainRoutes(ctx, h, family)
+	routes, err := mainRoutes(ctx, h, family, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -92,12 +92,6 @@ func defaultLink(ctx context.Context, h *netlink.Handle, unspecified netip.Addr)
 	return index, nil
 }
 
-func mainRoutes(ctx context.Context, h *netlink.Handle, family int) ([]netlink.Route, error) {
-	return dump(ctx, "routes", func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	})
-}
-
 // uplink describes a link: its addresses are the node's own on it or, where it has none (unnumbered), those of the loopback.
 func uplink(ctx context.Context, h *netlink.Handle, index int, source netip.Addr) (node.Uplink, error) {
 	link, err := h.LinkByIndex(index)
@@ -115,7 +109,7 @@ func uplink(ctx context.Context, h *netlink.Handle, index int, source netip.Addr
 		return node.Uplink{}, err
 	}
 	for _, l := range []netlink.Link{link, loopback} {
-		addrs, err := dump(ctx, "addresses", func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
+		addrs, err := addresses(ctx, h, l)
 		if err != nil {
 			return node.Uplink{}, err
 		}
@@ -152,7 +146,7 @@ func (d *Datapath) Connected(ctx context.Context) ([]netip.Prefix, error) {
 		return nil, err
 	}
 	defer giveBack()
-	addrs, err := dump(ctx, "addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := addresses(ctx, h, nil)
 	if err != nil {
 		return nil, err
 	}

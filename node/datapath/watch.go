@@ -26,7 +26,7 @@ func (d *Datapath) Watch(ctx context.Context) error {
 	for {
 		err := d.watchOnce(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end was asked for
 		}
 		d.o.Log.WarnContext(ctx, "kernel events were lost; looking at everything anew", "err", err)
 		d.o.Changed()

@@ -20,8 +20,7 @@ const (
 	minHoldTime    = 3 * time.Second // RFC 4271 section 4.2, besides 0
 	maxHoldTime    = 65535 * time.Second
 	maxRestartTime = 4095 * time.Second // twelve bits, RFC 4724 section 3
-	maxPrepend     = 20
-	maxPassword    = 80 // TCP_MD5SIG_MAXKEYLEN in the kernel's linux/tcp.h
+	maxPassword    = 80                 // TCP_MD5SIG_MAXKEYLEN in the kernel's linux/tcp.h
 	asTrans        = 23456
 )
 

@@ -155,8 +155,8 @@ func (c *converter) attributes(path string, raw v1alpha1.Attributes) bgp.Attribu
 	if raw.MED != nil {
 		a.MED = bgp.MED{Value: *raw.MED, Set: true}
 	}
-	if raw.Prepend > maxPrepend {
-		c.problem(path+".prepend", "%d: want %d at most", raw.Prepend, maxPrepend)
+	if raw.Prepend > bgp.MaxPrepend {
+		c.problem(path+".prepend", "%d: want %d at most", raw.Prepend, bgp.MaxPrepend)
 	}
 	return a
 }

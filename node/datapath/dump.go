@@ -1,0 +1,46 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// dump repeats a dump that a concurrent change interrupted: what came back then may lack entries, and must never be taken
+// for the truth.
+func dump[T any](ctx context.Context, what string, list func() ([]T, error)) ([]T, error) {
+	for {
+		items, err := list()
+		if err == nil {
+			return items, nil
+		}
+		if !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
+			return nil, fmt.Errorf("list %s: %w", what, err)
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("list %s: %w", what, errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+func links(ctx context.Context, h *netlink.Handle) ([]netlink.Link, error) {
+	return dump(ctx, "links", h.LinkList)
+}
+
+// addresses lists those of a link; nil for all links.
+func addresses(ctx context.Context, h *netlink.Handle, link netlink.Link) ([]netlink.Addr, error) {
+	return dump(ctx, "addresses", func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+}
+
+// mainRoutes lists the main table, where protocol is not zero the routes of that protocol only.
+func mainRoutes(ctx context.Context, h *netlink.Handle, family int, protocol netlink.RouteProtocol) ([]netlink.Route, error) {
+	mask := netlink.RT_FILTER_TABLE
+	if protocol != 0 {
+		mask |= netlink.RT_FILTER_PROTOCOL
+	}
+	filter := &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN}
+	return dump(ctx, "routes", func() ([]netlink.Route, error) { return h.RouteListFiltered(family, filter, mask) })
+}
