@@ -142,9 +142,7 @@ func TestNothingLearnedIsPassedOn(t *testing.T) {
 	s := start(t)
 	anycast := prefix("203.0.113.0/24")
 	s.must(s.Permit(t.Context(), []netip.Prefix{pool4, anycast}))
-	all := func(p *bgp.Peer) {
-		p.Import = bgp.Import{DefaultRoute: true, Prefixes: bgp.MakePrefixes([]netip.Prefix{anycast})}
-	}
+	all := imports(bgp.Import{DefaultRoute: true, Prefixes: bgp.MakePrefixes([]netip.Prefix{anycast})})
 	s.put(tor4, peer(all))
 	s.put(alt4, peer(all, func(p *bgp.Peer) { p.ASN = ourASN }))
 	external := startRouter(t, tor4, our4)
@@ -163,9 +161,8 @@ func TestPrefixThatComesBackIsWithdrawn(t *testing.T) {
 	s := start(t)
 	anycast := prefix("203.0.113.1/32")
 	s.must(s.Permit(t.Context(), []netip.Prefix{anycast}))
-	accept := func(p *bgp.Peer) { p.Import = bgp.Import{Prefixes: bgp.MakePrefixes([]netip.Prefix{anycast})} }
 	s.put(tor4, peer())
-	s.put(alt4, peer(accept))
+	s.put(alt4, peer(imports(bgp.Import{Prefixes: bgp.MakePrefixes([]netip.Prefix{anycast})})))
 	tor, alt := startRouter(t, tor4, our4), startRouter(t, alt4, our4)
 	alt.announce(anycast, alt4)
 	s.learns(map[string]string{anycast.String(): alt4.String()})

@@ -109,7 +109,7 @@ func (p *Peers) Put(ctx context.Context, id bgp.PeerID, v bgp.Peer) error {
 
 // sessionPart is what the engine's own configuration of a peer is made from.
 func sessionPart(v bgp.Peer) bgp.Peer {
-	v.NextHops = bgp.NextHops{}
+	v.Name, v.NextHops = "", bgp.NextHops{}
 	v.Import = bgp.Import{MaxPrefixes: v.Import.MaxPrefixes}
 	return v
 }
@@ -128,6 +128,7 @@ func (p *Peers) Delete(ctx context.Context, id bgp.PeerID) error {
 	have := p.copy()
 	delete(have, id)
 	p.set(have)
+	p.s.forgetReason(id.Addr)
 	return p.s.setPolicies(ctx, have)
 }
 
@@ -140,7 +141,7 @@ func (s *Server) peer(id bgp.PeerID, v bgp.Peer, restarting bool) *api.Peer {
 	peer := &api.Peer{
 		Conf: &api.PeerConf{
 			NeighborAddress: id.String(), PeerAsn: v.ASN, LocalAsn: s.o.ASN,
-			AuthPassword: string(v.Password), Description: v.Name,
+			AuthPassword: string(v.Password), // no description: to change it would reset the session
 		},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			ConnectRetry: seconds(retry), HoldTime: seconds(v.HoldTime), KeepaliveInterval: seconds(v.Keepalive),

@@ -55,8 +55,9 @@ type Server struct {
 	announcements *Announcements
 	peers         *Peers
 
-	mu  sync.Mutex
-	own []netip.Prefix // what may be announced
+	mu      sync.Mutex
+	own     []netip.Prefix        // what may be announced
+	reasons map[netip.Addr]string // why a peer's last session ended; the engine tells it once
 }
 
 // New checks the options.
@@ -64,7 +65,7 @@ func New(o Options) (*Server, error) {
 	if !o.RouterID.Is4() || o.RouterID.IsUnspecified() {
 		return nil, fmt.Errorf("router id %v: want 32 bits written as an IPv4 address", o.RouterID)
 	}
-	s := &Server{o: o, log: newEngineLog(o.Log)}
+	s := &Server{o: o, log: newEngineLog(o.Log), reasons: make(map[netip.Addr]string)}
 	s.announcements = &Announcements{s: s, have: make(map[netip.Prefix]bgp.Announcement)}
 	s.peers = &Peers{s: s, have: make(map[bgp.PeerID]bgp.Peer)}
 	return s, nil
@@ -78,15 +79,17 @@ func (s *Server) Peers() *Peers { return s.peers }
 
 // Start begins to listen, for BGP and for the CLI. There are no peers yet, and the policies let nothing in or out.
 func (s *Server) Start(ctx context.Context) (err error) {
-	if err := s.startEngine(ctx); err != nil {
-		return err
+	if err := os.Remove(s.o.APISocket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove old gobgp socket: %w", err)
 	}
-	s.served.Go(s.engine.Serve)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Stop(context.WithoutCancel(ctx)))
 		}
 	}()
+	if err := s.startEngine(ctx); err != nil {
+		return err
+	}
 	addrs := make([]string, 0, len(s.o.ListenAddrs))
 	for _, a := range s.o.ListenAddrs {
 		addrs = append(addrs, a.String())
@@ -106,7 +109,10 @@ func (s *Server) Start(ctx context.Context) (err error) {
 	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.cancel = cancel
 	err = s.engine.WatchEvent(watch, server.WatchEventMessageCallbacks{
-		OnPeerUpdate: func(*apiutil.WatchEventMessage_PeerEvent, time.Time) { s.o.Changed() },
+		OnPeerUpdate: func(e *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
+			s.noteReason(e.Peer.State)
+			s.o.Changed()
+		},
 		OnBestPath: func(paths []*apiutil.Path, _ time.Time) {
 			for _, p := range paths {
 				if p.PeerAddress.IsValid() { // a peer's: what we announce ourselves is no news
@@ -125,9 +131,6 @@ func (s *Server) Start(ctx context.Context) (err error) {
 // startEngine makes the server, which opens the API's sockets in a goroutine of its own and reports no error. The socket is
 // for its owner only from the first moment on: the mask is the process's, and nothing else makes files while it starts.
 func (s *Server) startEngine(ctx context.Context) error {
-	if err := os.Remove(s.o.APISocket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove old gobgp socket: %w", err)
-	}
 	hosts := "unix://" + s.o.APISocket
 	if s.o.APIListen != "" {
 		hosts += "," + s.o.APIListen
@@ -137,6 +140,7 @@ func (s *Server) startEngine(ctx context.Context) error {
 	s.engine = server.NewBgpServer(
 		server.LoggerOption(slog.New(s.log), s.log.level),
 		server.GrpcListenAddress(hosts), server.GrpcOption(s.readOnly()))
+	s.served.Go(s.engine.Serve)
 	return s.awaitSocket(ctx)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/osrg/gobgp/v4/api"
@@ -35,6 +34,8 @@ func (s *Server) States(ctx context.Context) (map[bgp.PeerID]bgp.PeerState, erro
 			st := peerState(p)
 			if st.Established() {
 				st.Accepted = accepted[id.Addr]
+			} else if st.LastError == "" {
+				st.LastError = s.reason(id.Addr)
 			}
 			out[id] = st
 		}
@@ -79,7 +80,9 @@ func peerState(p *api.Peer) bgp.PeerState {
 	if down := timers.GetDowntime(); down.IsValid() && down.AsTime().Unix() > 0 {
 		st.Since = down.AsTime()
 	}
-	st.LastError = disconnect(state)
+	if state.GetAdminState() == api.PeerState_ADMIN_STATE_PFX_CT {
+		st.LastError = "the peer sent more prefixes than import.maxPrefixes"
+	}
 	return st
 }
 
@@ -89,18 +92,26 @@ func helps(caps []*api.Capability) bool {
 	return slices.ContainsFunc(caps, func(c *api.Capability) bool { return c.GetGracefulRestart() != nil })
 }
 
-// disconnect says in words why the session is down; nothing if it never was up.
-func disconnect(state *api.PeerState) string {
-	if state.GetAdminState() == api.PeerState_ADMIN_STATE_PFX_CT {
-		return "the peer sent more prefixes than import.maxPrefixes"
+// noteReason keeps why a session ended, in the words of the engine: "notification-received code 6(cease) subcode …".
+func (s *Server) noteReason(state apiutil.PeerState) {
+	switch state.DisconnectReason {
+	case api.PeerState_DISCONNECT_REASON_UNSPECIFIED, api.PeerState_DISCONNECT_REASON_IDLE_TIMER_EXPIRED:
+		return // no end: the session begins, or begins to begin
+	default:
 	}
-	var parts []string
-	if r := state.GetDisconnectReason(); r != api.PeerState_DISCONNECT_REASON_UNSPECIFIED {
-		text := strings.TrimPrefix(r.String(), "DISCONNECT_REASON_")
-		parts = append(parts, strings.ToLower(strings.ReplaceAll(text, "_", " ")))
-	}
-	if m := state.GetDisconnectMessage(); m != "" {
-		parts = append(parts, m)
-	}
-	return strings.Join(parts, ": ")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reasons[state.NeighborAddress] = state.DisconnectMessage
+}
+
+func (s *Server) reason(a netip.Addr) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reasons[a]
+}
+
+func (s *Server) forgetReason(a netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.reasons, a)
 }
