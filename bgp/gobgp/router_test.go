@@ -152,7 +152,8 @@ func (r *router) announce(p netip.Prefix, nextHop netip.Addr) {
 	r.Helper()
 	nlri, err := gobgp.NewIPAddrPrefix(p)
 	r.must(err)
-	family, hop := gobgp.RF_IPv6_UC, gobgp.PathAttributeInterface(nil)
+	var hop gobgp.PathAttributeInterface
+	family := gobgp.RF_IPv6_UC
 	if p.Addr().Is4() {
 		family = gobgp.RF_IPv4_UC
 		hop, err = gobgp.NewPathAttributeNextHop(nextHop)
