@@ -31,13 +31,19 @@ func (id ID) Compare(other ID) int {
 		strings.Compare(id.IfName, other.IfName))
 }
 
-// A Handler does what a runtime asks for. Both methods are called concurrently, and their context ends when the caller
-// has gone. An error that is an [*Error] is passed on as it is.
+// A Handler does what a runtime asks for. Its methods are called concurrently, and their context ends when the caller has
+// gone. An error that is an [*Error] is passed on as it is.
 type Handler interface {
 	// Add attaches the container. It leaves nothing behind when it fails.
 	Add(ctx context.Context, r Request) (Result, error)
 	// Del detaches the container. What is already gone is no error.
 	Del(ctx context.Context, r Request) error
+	// Check compares what there is with what ADD made, and names each difference. It changes nothing.
+	Check(ctx context.Context, r Request) error
+	// GC detaches what is of this network and not among those in use. It goes on after a failure.
+	GC(ctx context.Context, network string, inUse []ID) error
+	// Ready reports whether an ADD can be served at all. It changes nothing.
+	Ready(ctx context.Context) error
 }
 
 // A Request is a call of the runtime, checked.
@@ -45,10 +51,20 @@ type Request struct {
 	ID ID
 	// NetnsPath is the path as the runtime gave it, for the result. Only the runtime and the plugin can open it.
 	NetnsPath string
-	// Netns is the open network namespace of an ADD. It belongs to the server, which closes it after the call.
+	// Netns is the open network namespace of an ADD or CHECK. It belongs to the server, which closes it after the call.
 	Netns *os.File
 	Pod   PodArgs
 	Conf  Conf
+	// Previous is what the chain's ADD came to, for CHECK.
+	Previous Previous
+}
+
+// Previous is the part of a prevResult that tells what other plugins of the chain have changed on our interfaces.
+type Previous struct {
+	// MACs are those of the interfaces, by name; in the container for the one that CNI_IFNAME names.
+	MACs map[string]string
+	// IPs are all addresses of all interfaces.
+	IPs []netip.Addr
 }
 
 // PodArgs are the Kubernetes keys of CNI_ARGS. All are empty when the caller is not a kubelet's runtime.

@@ -21,6 +21,11 @@ type Conf struct {
 	// HasAnnotations tells "none" from "not passed".
 	Annotations    map[string]string
 	HasAnnotations bool
+	// InUse are the attachments that a GC must leave alone; HasInUse tells "none" from "not said".
+	InUse    []ID
+	HasInUse bool
+	// PrevResult is the chain's result as the runtime gives it to CHECK.
+	PrevResult json.RawMessage
 }
 
 // rawConf is a Conf as it is written. Keys that are not listed are ignored, as the specification asks (section 1).
@@ -33,6 +38,8 @@ type rawConf struct {
 		MAC         json.RawMessage   `json:"mac"`
 		IPs         json.RawMessage   `json:"ips"`
 	} `json:"runtimeConfig"`
+	PrevResult       json.RawMessage       `json:"prevResult"`
+	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
 // parseConf reads a network configuration. Its errors are of type [*Error].
@@ -54,6 +61,13 @@ func parseConf(data []byte) (Conf, error) {
 	c := Conf{
 		CNIVersion: raw.CNIVersion, Name: raw.Name, DNS: raw.DNS,
 		Annotations: raw.RuntimeConfig.Annotations, HasAnnotations: raw.RuntimeConfig.Annotations != nil,
+		PrevResult: raw.PrevResult,
+	}
+	if raw.ValidAttachments != nil {
+		c.HasInUse = true
+		for _, a := range *raw.ValidAttachments {
+			c.InUse = append(c.InUse, ID{Network: c.Name, ContainerID: a.ContainerID, IfName: a.IfName})
+		}
 	}
 	if !slices.Contains(wire.SupportedVersions, c.CNIVersion) {
 		return c, &Error{

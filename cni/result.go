@@ -2,13 +2,15 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	_ "github.com/containernetworking/cni/pkg/types/create" // the older versions register themselves
+	"github.com/containernetworking/cni/pkg/types/create" // the older versions register themselves
 )
 
 // encodeResult writes a result in the version that the configuration asks for (CNI spec 1.1.0 section 5). The host's end
@@ -45,6 +47,44 @@ func encodeResult(r Result, req Request) (json.RawMessage, error) {
 		return nil, fmt.Errorf("encode result: %w", err)
 	}
 	return data, nil
+}
+
+// parsePrevious reads a prevResult of any version.
+func parsePrevious(conf Conf, ifName string) (Previous, error) {
+	if len(conf.PrevResult) == 0 || string(conf.PrevResult) == "null" {
+		return Previous{}, errors.New("prevResult is missing: CHECK needs the result of ADD (CNI spec 1.1.0 section 2)")
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(conf.PrevResult, &fields); err != nil {
+		return Previous{}, fmt.Errorf("prevResult: %w", err)
+	}
+	if fields != nil && fields["cniVersion"] == nil { // then it is that of the configuration
+		fields["cniVersion"] = json.RawMessage(strconv.Quote(conf.CNIVersion))
+	}
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return Previous{}, fmt.Errorf("prevResult: %w", err)
+	}
+	old, err := create.CreateFromBytes(data)
+	if err != nil {
+		return Previous{}, fmt.Errorf("prevResult: %w", err)
+	}
+	r, err := types100.GetResult(old)
+	if err != nil {
+		return Previous{}, fmt.Errorf("prevResult: %w", err)
+	}
+	prev := Previous{MACs: make(map[string]string)}
+	for _, i := range r.Interfaces {
+		if inContainer := i.Sandbox != ""; inContainer == (i.Name == ifName) {
+			prev.MACs[i.Name] = i.Mac
+		}
+	}
+	for _, ip := range r.IPs {
+		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			prev.IPs = append(prev.IPs, addr.Unmap())
+		}
+	}
+	return prev, nil
 }
 
 func ipNet(p netip.Prefix) net.IPNet {

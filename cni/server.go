@@ -2,6 +2,7 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,6 +35,8 @@ type Options struct {
 	Socket  string // path of the unix socket
 	Handler Handler
 	Log     *slog.Logger
+	// Queue is the directory of DELs that came while no node process was there.
+	Queue string
 	// Done is told of each call that ended: the command, its CNI code (0 for success) and how long it took. It may be nil.
 	Done func(command string, code uint, took time.Duration)
 }
@@ -42,6 +45,8 @@ type Options struct {
 type Server struct {
 	o        Options
 	listener *net.UnixListener
+
+	replaying sync.Mutex
 }
 
 // Listen opens the socket, in place of one that an earlier process left. The caller makes sure that no other process
@@ -163,59 +168,29 @@ func (s *Server) call(ctx context.Context, wreq wire.Request, netns *os.File) (r
 	if err != nil {
 		return wire.Response{Error: wireError(err, version)}
 	}
-	if wreq.Command == "DEL" {
-		if err := s.o.Handler.Del(ctx, req); err != nil {
-			return wire.Response{Error: wireError(err, version)}
+	var data json.RawMessage
+	switch wreq.Command {
+	case "ADD":
+		if err := s.Replay(ctx); err != nil {
+			s.o.Log.WarnContext(ctx, "deletions wait to be done", "err", err)
 		}
-		return wire.Response{}
+		var result Result
+		if result, err = s.o.Handler.Add(ctx, req); err == nil {
+			data, err = encodeResult(result, req)
+		}
+	case "DEL":
+		err = s.o.Handler.Del(ctx, req)
+	case "CHECK":
+		err = s.o.Handler.Check(ctx, req)
+	case "GC":
+		err = s.o.Handler.GC(ctx, req.ID.Network, req.Conf.InUse)
+	case "STATUS":
+		err = s.o.Handler.Ready(ctx)
 	}
-	result, err := s.o.Handler.Add(ctx, req)
-	if err != nil {
-		return wire.Response{Error: wireError(err, version)}
-	}
-	data, err := encodeResult(result, req)
 	if err != nil {
 		return wire.Response{Error: wireError(err, version)}
 	}
 	return wire.Response{Result: data}
-}
-
-// parse checks a request. The configuration comes first: its version belongs in every error.
-func parse(w wire.Request, netns *os.File) (Request, error) {
-	conf, err := parseConf(w.Config)
-	req := Request{
-		ID:        ID{Network: conf.Name, ContainerID: w.ContainerID, IfName: w.IfName},
-		NetnsPath: w.Netns, Netns: netns, Conf: conf,
-	}
-	if err != nil {
-		return req, err
-	}
-	if w.Protocol != wire.Version {
-		return req, &Error{
-			Code:    wire.CodeTryAgainLater,
-			Msg:     fmt.Sprintf("plugin speaks protocol %d, the node process %d", w.Protocol, wire.Version),
-			Details: "install the plugin that belongs to the node process: gaggle install",
-		}
-	}
-	if err := wire.CheckName(w.ContainerID); err != nil {
-		return req, envError("CNI_CONTAINERID %v", err)
-	}
-	if err := wire.CheckIfName(w.IfName); err != nil {
-		return req, envError("CNI_IFNAME %v", err)
-	}
-	switch w.Command {
-	case "DEL":
-	case "ADD":
-		if netns == nil {
-			return req, envError("CNI_NETNS %q: no network namespace came with the call", clip(w.Netns, 200))
-		}
-	default:
-		return req, envError("CNI_COMMAND %q: want ADD, DEL or VERSION", clip(w.Command, 50))
-	}
-	if req.Pod, err = parseArgs(w.Args); err != nil {
-		return req, envError("%v", err)
-	}
-	return req, nil
 }
 
 // checkPeer lets in root and the user that the server itself runs as.

@@ -21,18 +21,25 @@ import (
 
 // handler answers as its functions say.
 type handler struct {
-	add func(context.Context, Request) (Result, error)
-	del func(context.Context, Request) error
+	add        func(context.Context, Request) (Result, error)
+	del, check func(context.Context, Request) error
+	gc         func(context.Context, string, []ID) error
+	ready      func(context.Context) error
 }
 
 func (h handler) Add(ctx context.Context, r Request) (Result, error) { return h.add(ctx, r) }
 func (h handler) Del(ctx context.Context, r Request) error           { return h.del(ctx, r) }
+func (h handler) Check(ctx context.Context, r Request) error         { return h.check(ctx, r) }
+func (h handler) GC(ctx context.Context, n string, ids []ID) error   { return h.gc(ctx, n, ids) }
+func (h handler) Ready(ctx context.Context) error                    { return h.ready(ctx) }
 
 // serve starts a server and returns its socket.
 func serve(t *testing.T, h Handler) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "cni.sock")
-	s, err := Listen(t.Context(), Options{Socket: socket, Handler: h, Log: slog.New(slog.DiscardHandler)})
+	s, err := Listen(t.Context(), Options{
+		Socket: socket, Handler: h, Log: slog.New(slog.DiscardHandler), Queue: filepath.Join(filepath.Dir(socket), wire.QueueDir),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,8 +340,11 @@ func TestParseArgs(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add("ADD", "c1", "eth0", "A=B", []byte(`{"cniVersion":"1.0.0","name":"n"}`))
 	f.Add("DEL", "", "", ";;", []byte(`{`))
+	f.Add("GC", "", "", "", []byte(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"c","ifname":"eth0"}]}`))
+	f.Add("CHECK", "c1", "eth0", "", []byte(`{"cniVersion":"0.4.0","name":"n","prevResult":{"ips":[{"version":"4","address":"10.0.0.5/32"}]}}`))
 	f.Fuzz(func(t *testing.T, command, container, ifname, args string, conf []byte) {
-		r, err := parse(wire.Request{Protocol: wire.Version, Command: command, ContainerID: container, IfName: ifname, Args: args, Config: conf}, nil)
+		w := wire.Request{Protocol: wire.Version, Command: command, ContainerID: container, IfName: ifname, Args: args, Config: conf}
+		r, err := parse(w, os.Stdin) // any file: nothing opens it
 		if err != nil {
 			if e := wireError(err, ""); len(e.Msg) > maxMsg+8 {
 				t.Errorf("message of %d bytes", len(e.Msg))
@@ -342,7 +352,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		// L11: an accepted key stays one path element each, and one version of those that are served.
-		if strings.Count(r.ID.String(), "/") != 2 || !slices.Contains(wire.SupportedVersions, r.Conf.CNIVersion) {
+		if commands[command].container && strings.Count(r.ID.String(), "/") != 2 || !slices.Contains(wire.SupportedVersions, r.Conf.CNIVersion) {
 			t.Errorf("accepted %+v", r)
 		}
 	})

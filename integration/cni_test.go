@@ -145,12 +145,12 @@ func TestWithoutNodeProcess(t *testing.T) {
 	if len(v.SupportedVersions) != 4 { // A03
 		t.Errorf("VERSION = %s", out)
 	}
-	for _, command := range []string{"ADD", "DEL"} {
+	for command, code := range map[string]uint{"ADD": 11, "CHECK": 11, "GC": 11, "STATUS": 50} {
 		start := time.Now()
-		_, err := p.Call(within(t, 20*time.Second), command, "1.0.0")
+		_, err := p.Call(within(t, 20*time.Second), command, "1.1.0")
 		e, ok := errors.AsType[*lab.CNIError](err)
-		if !ok || e.Code != 11 || !strings.Contains(e.Msg, "default/a") {
-			t.Errorf("%s = %v, want code 11 with the pod's name", command, err)
+		if !ok || e.Code != code || !strings.Contains(e.Msg, "default/a") {
+			t.Errorf("%s = %v, want code %d with the pod's name", command, err, code)
 		}
 		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("%s took %v", command, took)
@@ -158,6 +158,77 @@ func TestWithoutNodeProcess(t *testing.T) {
 	}
 	must(t, n.Restart(t.Context()))
 	must(t, p.Del(t.Context()))
+}
+
+// D05: a pod can go while there is no node process. The next one finishes that before it serves anything.
+func TestDelWithoutNodeProcess(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	before, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	p, _ := attach(t, n, "a")
+	q, _ := attach(t, n, "b")
+	n.Process().Kill()
+	for range 2 {
+		must(t, p.Del(within(t, 20*time.Second)))
+	}
+	must(t, l.RemoveNamespace(q.NS)) // the pair goes with it, the record stays
+	must(t, q.Del(within(t, 20*time.Second)))
+	must(t, n.Restart(t.Context()))
+	r, err := n.Pod(t.Context(), "c")
+	must(t, err)
+	_, err = r.Add(t.Context())
+	must(t, err)
+	if got := podList(t, n); len(got) != 1 || got[0].Name != "c" {
+		t.Errorf("attached are %+v, want the new one only", got)
+	}
+	must(t, r.Del(t.Context()))
+	after, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	if before != after {
+		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// E02: a route and an address that somebody removes are named. F01, F02: a GC keeps what is listed. G01: STATUS is green.
+func TestCheckGCAndStatus(t *testing.T) {
+	_, n := oneNode(t, lab.Peering{})
+	p, _ := attach(t, n, "a")
+	q, _ := attach(t, n, "b")
+	out, err := p.Call(t.Context(), "ADD", "1.1.0") // once more, for its result
+	must(t, err)
+	check := func() error {
+		_, err := p.CallWith(within(t, 20*time.Second), "CHECK", "1.1.0", map[string]any{"prevResult": json.RawMessage(out)})
+		return err
+	}
+	must(t, check())
+	must(t, p.NS.IP(t.Context(), "addr flush dev eth0 scope global"))
+	e, ok := errors.AsType[*lab.CNIError](check())
+	if !ok || e.Code != 107 || strings.Count(e.Msg, "is missing") < 2 || !strings.Contains(e.Msg, "pod default/a") {
+		t.Errorf("CHECK = %v, want what is missing", e)
+	}
+
+	status, err := p.Call(t.Context(), "STATUS", "1.1.0")
+	must(t, err)
+	if len(status) > 0 {
+		t.Errorf("STATUS prints %q", status)
+	}
+
+	gc := func(more map[string]any) error {
+		_, err := p.CallWith(within(t, 20*time.Second), "GC", "1.1.0", more)
+		return err
+	}
+	e, ok = errors.AsType[*lab.CNIError](gc(nil))
+	if !ok || e.Code != 7 || len(podList(t, n)) != 2 {
+		t.Errorf("GC without a list = %v, want code 7 and nothing removed", e)
+	}
+	must(t, gc(map[string]any{"cni.dev/valid-attachments": []any{map[string]string{"containerID": q.ContainerID, "ifname": "eth0"}}}))
+	if got := podList(t, n); len(got) != 1 || got[0].Name != "b" {
+		t.Errorf("attached are %+v, want the one that is in use", got)
+	}
+	must(t, gc(map[string]any{"cni.dev/valid-attachments": []any{}}))
+	if got := podList(t, n); len(got) != 0 {
+		t.Errorf("attached are %+v, want none", got)
+	}
 }
 
 // A call that comes while the node process restarts waits for it and succeeds.
@@ -211,6 +282,12 @@ func TestCnitool(t *testing.T) {
 			old := strings.HasPrefix(version, "0.")
 			if r.CNIVersion != version || len(r.IPs) != 2 || (r.IPs[0].Version != nil) != old {
 				t.Errorf("result %+v", r)
+			}
+			if version >= "0.4.0" {
+				tool("check") // E08: with what libcni kept of the ADD
+			}
+			if version >= "1.1.0" {
+				tool("status")
 			}
 			tool("del")
 			tool("del")

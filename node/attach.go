@@ -176,11 +176,17 @@ func result(att Attachment) cni.Result {
 // runtimes take that, in an error of DEL, for success.
 func (a *Agent) cniError(pod Pod, id cni.ID, err error) error {
 	subject := "container " + id.ContainerID
-	if key := pod.Key.String(); key != "" {
+	switch key := pod.Key.String(); {
+	case id == cni.ID{}:
+		subject = "node"
+	case key != "":
 		subject = fmt.Sprintf("pod %s (%s)", key, subject)
 	}
 	code, details := wire.CodeKernel, "the node process's log has more"
+	_, differs := errors.AsType[differences](err)
 	switch {
+	case differs:
+		code, details = wire.CodeCheck, "the node process repairs the node's side by itself; else delete the pod"
 	case errors.Is(err, ErrStopping), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		code, details = wire.CodeTryAgainLater, "try again"
 	case errors.Is(err, ErrAnnotation):
@@ -197,4 +203,14 @@ func (a *Agent) cniError(pod Pod, id cni.ID, err error) error {
 		code, details = wire.CodeStore, "is the file system of the run directory full or read-only?"
 	}
 	return &cni.Error{Code: code, Msg: fmt.Sprintf("%s: %v", subject, err), Details: details}
+}
+
+// notAvailable is the answer to STATUS when an ADD cannot be served.
+func notAvailable(err error) error {
+	return &cni.Error{Code: wire.CodeNotAvailable, Msg: fmt.Sprintf("node: %v", err), Details: "gaggle status says more"}
+}
+
+// limited is the answer to STATUS when containers that are there may be cut off too.
+func limited(err error) error {
+	return &cni.Error{Code: wire.CodeLimited, Msg: fmt.Sprintf("node: %v", err), Details: "gaggle status says more"}
 }

@@ -136,6 +136,8 @@ type Datapath interface {
 	Attach(ctx context.Context, netns *os.File, a Attachment) error
 	// Detach removes the attachment's veth pair. Absent is no error; a link that is not ours is left alone.
 	Detach(ctx context.Context, a Attachment) error
+	// Check compares an attachment with the kernel, at both ends, and changes nothing. Its error names each difference.
+	Check(ctx context.Context, netns *os.File, a Attachment) error
 	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination
 	// that cannot be reached is left out.
 	Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Addr]Uplink, error)

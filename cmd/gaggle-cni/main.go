@@ -4,12 +4,14 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,8 +26,28 @@ var version = "dev"
 // Bounds of a call.
 const (
 	stdinTimeout = 10 * time.Second // a runtime writes the configuration at once
-	dialTimeout  = 5 * time.Second  // a node process that restarts is back within this
 	callTimeout  = 60 * time.Second
+)
+
+// A command is a value of CNI_COMMAND that goes to the node process.
+type command struct {
+	required []string      // the variables that it needs (CNI spec 1.1.0 section 2)
+	netns    bool          // the namespace goes along
+	dial     time.Duration // a node process that restarts is back within this
+	call     time.Duration
+	away     uint // the code when there is no node process
+}
+
+var (
+	container = []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
+	commands  = map[string]command{
+		"ADD":   {container, true, 5 * time.Second, callTimeout, wire.CodeTryAgainLater},
+		"CHECK": {container, true, 5 * time.Second, callTimeout, wire.CodeTryAgainLater},
+		"DEL":   {[]string{"CNI_CONTAINERID", "CNI_IFNAME"}, false, 3 * time.Second, callTimeout, wire.CodeTryAgainLater},
+		"GC":    {nil, false, 5 * time.Second, callTimeout, wire.CodeTryAgainLater},
+		// A runtime may hold a lock while it asks, every few seconds.
+		"STATUS": {nil, false, time.Second, time.Second, wire.CodeNotAvailable},
+	}
 )
 
 const usage = `gaggle-cni %s: the CNI plugin of Gaggle.
@@ -107,43 +129,70 @@ func call(env map[string]string, stdin io.Reader, conf chan<- string) (json.RawM
 	if werr := checkEnvironment(env); werr != nil {
 		return nil, werr
 	}
+	cmd := commands[env["CNI_COMMAND"]]
 	req := wire.Request{
 		Protocol: wire.Version, Command: env["CNI_COMMAND"], ContainerID: env["CNI_CONTAINERID"], Netns: env["CNI_NETNS"],
 		IfName: env["CNI_IFNAME"], Args: env["CNI_ARGS"], Path: env["CNI_PATH"], Config: config,
-		Timeout: callTimeout.Milliseconds(),
+		Timeout: cmd.call.Milliseconds(),
 	}
 	var netns *os.File
-	if req.Command == "ADD" {
+	if cmd.netns {
 		netns, err = openNetns(req.Netns)
 		if err != nil {
 			return nil, &wire.Error{Code: wire.CodeInvalidEnvironment, Msg: fmt.Sprintf("%s: CNI_NETNS: %v", subject(env), err)}
 		}
 		defer netns.Close()
 	}
-	socket := head.Socket
-	if socket == "" {
-		socket = wire.DefaultSocket
+	socket := cmp.Or(head.Socket, wire.DefaultSocket)
+	resp, err := ask(socket, req, netns, cmd)
+	if err != nil && req.Command == "DEL" {
+		return nil, enqueue(socket, req, cmd, subject(env))
 	}
-	return ask(socket, req, netns, subject(env))
-}
-
-func ask(socket string, req wire.Request, netns *os.File, subject string) (json.RawMessage, *wire.Error) {
-	conn, err := dial(socket, time.Now().Add(dialTimeout))
 	if err != nil {
 		return nil, &wire.Error{
-			Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("%s: the node process does not answer: %v", subject, err),
-			Details: "is gaggle node running on this node? its log says why not",
-		}
-	}
-	defer func() { _ = conn.Close() }()
-	resp, err := wire.Call(conn, req, netns, time.Now().Add(callTimeout))
-	if err != nil {
-		return nil, &wire.Error{
-			Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("%s: the node process went away during the call: %v", subject, err),
-			Details: "the call is undone or finished when it is back; try again",
+			Code: cmd.away, Msg: fmt.Sprintf("%s: %v", subject(env), err),
+			Details: "is gaggle node running on this node? its log says why not; a call that was cut off is undone",
 		}
 	}
 	return resp.Result, resp.Error
+}
+
+// ask makes the call. Its error means that no answer came.
+func ask(socket string, req wire.Request, netns *os.File, cmd command) (wire.Response, error) {
+	conn, err := dial(socket, time.Now().Add(cmd.dial))
+	if err != nil {
+		return wire.Response{}, fmt.Errorf("the node process does not answer: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	resp, err := wire.Call(conn, req, netns, time.Now().Add(cmd.call))
+	if err != nil {
+		return wire.Response{}, fmt.Errorf("the node process went away during the call: %w", err)
+	}
+	return resp, nil
+}
+
+// enqueue keeps a DEL for the next node process, so that a container can go without one. It then tries once more: the process
+// may have looked into the queue before.
+func enqueue(socket string, req wire.Request, cmd command, subject string) *wire.Error {
+	path, err := wire.Enqueue(filepath.Join(filepath.Dir(socket), wire.QueueDir), req)
+	if err != nil {
+		code := wire.CodeDeleteQueue
+		if errors.Is(err, wire.ErrQueueFull) {
+			code = wire.CodeTryAgainLater
+		}
+		return &wire.Error{
+			Code: code, Msg: fmt.Sprintf("%s: the node process does not answer, and %v", subject, err),
+			Details: "is gaggle node running on this node? its log says why not",
+		}
+	}
+	cmd.dial = dialInterval
+	resp, err := ask(socket, req, nil, cmd)
+	switch {
+	case err != nil: // it is kept
+	case resp.Error == nil:
+		_ = os.Remove(path) // the node process may have done it and removed it
+	}
+	return resp.Error
 }
 
 // environment reads the variables of the specification. Others do not matter.
@@ -159,20 +208,15 @@ func environment(lookup func(string) (string, bool)) map[string]string {
 
 // checkEnvironment names everything that is missing or wrong in one go (CNI spec 1.1.0 section 2, code 4).
 func checkEnvironment(env map[string]string) *wire.Error {
-	var required []string
-	switch env["CNI_COMMAND"] {
-	case "ADD":
-		required = []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"}
-	case "DEL":
-		required = []string{"CNI_CONTAINERID", "CNI_IFNAME"}
-	default:
+	cmd, ok := commands[env["CNI_COMMAND"]]
+	if !ok {
 		return &wire.Error{
 			Code: wire.CodeInvalidEnvironment,
-			Msg:  fmt.Sprintf("CNI_COMMAND %q: this plugin knows ADD, DEL and VERSION", env["CNI_COMMAND"]),
+			Msg:  fmt.Sprintf("CNI_COMMAND %q: this plugin knows ADD, DEL, CHECK, GC, STATUS and VERSION", env["CNI_COMMAND"]),
 		}
 	}
 	var problems []string
-	for _, key := range required {
+	for _, key := range cmd.required {
 		if env[key] == "" {
 			problems = append(problems, key+" is missing")
 		}
@@ -205,7 +249,10 @@ func subject(env map[string]string) string {
 	if name := pod["K8S_POD_NAME"]; name != "" {
 		return fmt.Sprintf("pod %s/%s", pod["K8S_POD_NAMESPACE"], name)
 	}
-	return "container " + env["CNI_CONTAINERID"]
+	if id := env["CNI_CONTAINERID"]; id != "" {
+		return "container " + id
+	}
+	return "node"
 }
 
 func confCode(err error) uint {

@@ -49,7 +49,7 @@ func TestNodeProcessGoesAway(t *testing.T) {
 	}()
 	var stdout, stderr strings.Builder
 	start := time.Now()
-	code := run(environ("DEL"), strings.NewReader(`{"cniVersion":"0.4.0","name":"n","type":"gaggle","socket":"`+socket+`"}`), &stdout, &stderr)
+	code := run(environ("GC"), strings.NewReader(`{"cniVersion":"0.4.0","name":"n","type":"gaggle","socket":"`+socket+`"}`), &stdout, &stderr)
 	var got wire.Error
 	if err := json.Unmarshal([]byte(stdout.String()), &got); err != nil {
 		t.Fatalf("stdout %q: %v", stdout.String(), err)
@@ -57,8 +57,75 @@ func TestNodeProcessGoesAway(t *testing.T) {
 	if code != 1 || got.Code != wire.CodeTryAgainLater || got.CNIVersion != "0.4.0" || !strings.Contains(got.Msg, "pod shop/web-0: the node process went away") {
 		t.Errorf("exit code %d, error %+v", code, got)
 	}
-	if took := time.Since(start); took > dialTimeout {
+	if took := time.Since(start); took > callTimeout/2 {
 		t.Errorf("took %v", took)
+	}
+}
+
+// D05: a DEL without a node process is kept, and succeeds.
+func TestDelIsKept(t *testing.T) {
+	dir := t.TempDir()
+	conf := `{"cniVersion":"0.4.0","name":"n","type":"gaggle","socket":"` + filepath.Join(dir, "cni.sock") + `"}`
+	for range 2 {
+		var stdout, stderr strings.Builder
+		if code := run(environ("DEL"), strings.NewReader(conf), &stdout, &stderr); code != 0 || stdout.String() != "" {
+			t.Errorf("DEL: exit code %d, stdout %q; want success in silence", code, stdout.String())
+		}
+	}
+	if paths, err := wire.Queued(filepath.Join(dir, wire.QueueDir)); err != nil || len(paths) != 1 {
+		t.Errorf("%v, %v wait; want one", paths, err)
+	}
+}
+
+// A DEL that is kept just when the node process comes is done by it, and no longer kept.
+func TestDelFindsTheNodeProcessAfterAll(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "cni.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // ends with the listener
+		for n := 0; ; n++ {
+			conn, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			if n > 0 { // the first finds a process that is about to go
+				_, _, _ = wire.ReadRequest(conn)
+				_ = wire.WriteResponse(conn, wire.Response{Protocol: wire.Version})
+			}
+			conn.Close()
+		}
+	}()
+	var stdout, stderr strings.Builder
+	code := run(environ("DEL"), strings.NewReader(`{"cniVersion":"0.4.0","name":"n","socket":"`+socket+`"}`), &stdout, &stderr)
+	if code != 0 || stdout.String() != "" {
+		t.Errorf("exit code %d, stdout %q", code, stdout.String())
+	}
+	if paths, err := wire.Queued(filepath.Join(dir, wire.QueueDir)); err != nil || len(paths) != 0 {
+		t.Errorf("%v, %v wait; want none", paths, err)
+	}
+}
+
+// G03: STATUS answers within two seconds although the node process hangs.
+func TestStatusOfANodeProcessThatHangs(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cni.sock")
+	l, err := net.Listen("unix", socket) // connections wait in its backlog
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	env := map[string]string{"CNI_COMMAND": "STATUS"} // G08
+	var stdout, stderr strings.Builder
+	start := time.Now()
+	code := run(env, strings.NewReader(`{"cniVersion":"1.1.0","name":"n","socket":"`+socket+`"}`), &stdout, &stderr)
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("took %v", took)
+	}
+	if code != 1 || !strings.Contains(stdout.String(), `"cniVersion":"1.1.0","code":50,"msg":"node: `) {
+		t.Errorf("exit code %d, stdout %s", code, stdout.String())
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gaggle-cni/gaggle/cni"
+	"github.com/gaggle-cni/gaggle/cni/wire"
 	"github.com/gaggle-cni/gaggle/node"
 	"github.com/gaggle-cni/gaggle/node/store"
 )
@@ -44,9 +45,13 @@ func (p *process) serveCalls(ctx context.Context) error {
 	metrics := node.NewMetrics(p.status)
 	server, err := cni.Listen(ctx, cni.Options{
 		Socket: filepath.Join(p.flags.runDir, cniSocket), Handler: p.agent, Log: p.log, Done: metrics.Observe,
+		Queue: filepath.Join(p.flags.runDir, wire.QueueDir),
 	})
 	if err != nil {
 		return err
+	}
+	if err := server.Replay(ctx); err != nil {
+		p.log.WarnContext(ctx, "deletions wait to be done", "err", err)
 	}
 	admin, err := cni.ListenPrivate(ctx, filepath.Join(p.flags.runDir, adminSocket))
 	if err != nil {

@@ -77,6 +77,8 @@ const (
 	CodeDecode              uint = 6
 	CodeInvalidConfig       uint = 7
 	CodeTryAgainLater       uint = 11
+	CodeNotAvailable        uint = 50 // STATUS: an ADD cannot be served
+	CodeLimited             uint = 51 // STATUS: and containers that are there may have limited connectivity
 )
 
 // Own codes, from 100 up as the specification asks. docs/reference.md says what to do about each.
@@ -88,6 +90,8 @@ const (
 	CodeKernel          uint = 104 // the kernel refused a link, an address or a route
 	CodeStore           uint = 105 // the state file cannot be read or written
 	CodeAnnotation      uint = 106 // an annotation cannot be understood or is not allowed
+	CodeCheck           uint = 107 // CHECK: something is not as ADD made it
+	CodeDeleteQueue     uint = 108 // a DEL cannot be kept for the node process that is away
 )
 
 // WriteRequest sends the request, and the namespace's descriptor with its first bytes when there is one.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -195,7 +196,14 @@ func (p *Pod) Remove(ctx context.Context) error {
 // Call executes the plugin with any command and version of the specification, and returns what it printed. An error that
 // the plugin printed is a [*CNIError].
 func (p *Pod) Call(ctx context.Context, command, version string) ([]byte, error) {
-	config, err := json.Marshal(map[string]any{"cniVersion": version, "name": "gaggle", "type": "gaggle", "socket": p.node.Socket()})
+	return p.CallWith(ctx, command, version, nil)
+}
+
+// CallWith is Call with more in the network configuration.
+func (p *Pod) CallWith(ctx context.Context, command, version string, more map[string]any) ([]byte, error) {
+	conf := map[string]any{"cniVersion": version, "name": "gaggle", "type": "gaggle", "socket": p.node.Socket()}
+	maps.Copy(conf, more)
+	config, err := json.Marshal(conf)
 	if err != nil {
 		return nil, err
 	}

@@ -44,3 +44,14 @@ func mainRoutes(ctx context.Context, h *netlink.Handle, family int, protocol net
 	filter := &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_MAIN}
 	return dump(ctx, "routes", func() ([]netlink.Route, error) { return h.RouteListFiltered(family, filter, mask) })
 }
+
+// allRoutes lists every table.
+func allRoutes(ctx context.Context, h *netlink.Handle, family int) ([]netlink.Route, error) {
+	// A filter for no table in particular; without one the library leaves out all but the main table.
+	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+	return dump(ctx, "routes", func() ([]netlink.Route, error) { return h.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE) })
+}
+
+func neighbours(ctx context.Context, h *netlink.Handle, link netlink.Link, family int) ([]netlink.Neigh, error) {
+	return dump(ctx, "neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(link.Attrs().Index, family) })
+}

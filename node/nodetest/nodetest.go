@@ -140,6 +140,8 @@ type Datapath struct {
 	Fuse *Fuse
 	// FailAttach, when set, may refuse an attachment.
 	FailAttach func(node.Attachment) error
+	// FailDetach, when set, may refuse to remove one.
+	FailDetach func(node.Attachment) error
 	// Uplink is the way to every destination.
 	Uplink node.Uplink
 
@@ -178,12 +180,31 @@ func (d *Datapath) Attach(ctx context.Context, _ *os.File, a node.Attachment) er
 
 // Detach implements [node.Datapath].
 func (d *Datapath) Detach(_ context.Context, a node.Attachment) error {
+	if d.FailDetach != nil {
+		if err := d.FailDetach(a); err != nil {
+			return err
+		}
+	}
 	if err := d.Fuse.step("detach " + a.HostIf); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.links, a.HostIf)
+	return nil
+}
+
+// Check implements [node.Datapath].
+func (d *Datapath) Check(_ context.Context, _ *os.File, a node.Attachment) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	have, ok := d.links[a.HostIf]
+	if !ok {
+		return fmt.Errorf("link %s is missing", a.HostIf)
+	}
+	if have.MAC != a.MAC {
+		return fmt.Errorf("MAC of %s is %s, want %s", a.ID.IfName, have.MAC, a.MAC)
+	}
 	return nil
 }
 
