@@ -1,9 +1,12 @@
 package cni
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -21,6 +24,11 @@ type Conf struct {
 	// HasAnnotations tells "none" from "not passed".
 	Annotations    map[string]string
 	HasAnnotations bool
+	// IPs are the addresses the runtime wants, one a family at most; MAC that of the interface in the container.
+	IPs []netip.Addr
+	MAC string
+	// DefaultRoute says whether the interface gets the default routes; nil leaves it to the interface's name.
+	DefaultRoute *bool
 	// InUse are the attachments that a GC must leave alone; HasInUse tells "none" from "not said".
 	InUse    []ID
 	HasInUse bool
@@ -35,9 +43,15 @@ type rawConf struct {
 	DNS           types.DNS `json:"dns"`
 	RuntimeConfig struct {
 		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
-		MAC         json.RawMessage   `json:"mac"`
-		IPs         json.RawMessage   `json:"ips"`
+		MAC         string            `json:"mac"`
+		IPs         []string          `json:"ips"`
 	} `json:"runtimeConfig"`
+	Args struct {
+		CNI struct {
+			IPs []string `json:"ips"`
+		} `json:"cni"`
+	} `json:"args"`
+	DefaultRoute     *bool                 `json:"defaultRoute"`
 	PrevResult       json.RawMessage       `json:"prevResult"`
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
@@ -61,7 +75,7 @@ func parseConf(data []byte) (Conf, error) {
 	c := Conf{
 		CNIVersion: raw.CNIVersion, Name: raw.Name, DNS: raw.DNS,
 		Annotations: raw.RuntimeConfig.Annotations, HasAnnotations: raw.RuntimeConfig.Annotations != nil,
-		PrevResult: raw.PrevResult,
+		PrevResult: raw.PrevResult, DefaultRoute: raw.DefaultRoute, MAC: raw.RuntimeConfig.MAC,
 	}
 	if raw.ValidAttachments != nil {
 		c.HasInUse = true
@@ -80,19 +94,59 @@ func parseConf(data []byte) (Conf, error) {
 		return c, &Error{Code: wire.CodeInvalidConfig, Msg: fmt.Sprintf("network configuration: name %v", err)}
 	}
 	// A request that cannot be honoured must fail rather than be forgotten (CONVENTIONS.md of the specification).
-	for _, f := range []struct {
-		key   string
-		value json.RawMessage
-	}{{"runtimeConfig.mac", raw.RuntimeConfig.MAC}, {"runtimeConfig.ips", raw.RuntimeConfig.IPs}} {
-		if len(f.value) > 0 && string(f.value) != "null" {
+	for _, w := range []struct {
+		key string
+		ips []string
+	}{{"runtimeConfig.ips", raw.RuntimeConfig.IPs}, {"args.cni.ips", raw.Args.CNI.IPs}} {
+		if len(w.ips) == 0 || len(c.IPs) > 0 {
+			continue
+		}
+		ips, err := parseIPs(w.ips)
+		if err != nil {
 			return c, &Error{
-				Code:    wire.CodeUnsupportedField,
-				Msg:     fmt.Sprintf("network configuration: %s: %s is not supported", f.key, clip(string(f.value), 200)),
-				Details: "remove the capability from the conflist",
+				Code: wire.CodeInvalidConfig, Msg: fmt.Sprintf("network configuration: %s: %v", w.key, err),
+				Details: "name one address a family at most, with or without the length of its prefix",
 			}
 		}
+		c.IPs = ips
+	}
+	if err := checkMAC(c.MAC); err != nil {
+		return c, &Error{Code: wire.CodeInvalidConfig, Msg: fmt.Sprintf("network configuration: runtimeConfig.mac: %v", err)}
 	}
 	return c, nil
+}
+
+// parseIPs reads addresses with or without the length of a prefix, which is not used: pods' addresses stand alone.
+func parseIPs(texts []string) (ips []netip.Addr, err error) {
+	for _, text := range texts {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			p, prefixErr := netip.ParsePrefix(text)
+			if prefixErr != nil {
+				return nil, fmt.Errorf("%q: not an IP address", clip(text, 100))
+			}
+			addr = p.Addr()
+		}
+		if addr.Zone() != "" || addr.Is4In6() {
+			return nil, fmt.Errorf("%q: want a plain IPv4 or IPv6 address", clip(text, 100))
+		}
+		if slices.ContainsFunc(ips, func(other netip.Addr) bool { return other.Is4() == addr.Is4() }) {
+			return nil, fmt.Errorf("%q: a second address of its family", text)
+		}
+		ips = append(ips, addr)
+	}
+	return ips, nil
+}
+
+func checkMAC(text string) error {
+	if text == "" {
+		return nil
+	}
+	mac, err := net.ParseMAC(text)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
+		return fmt.Errorf("%q: not the MAC address of an interface; want six bytes such as 02:00:00:00:00:01", clip(text, 100))
+	}
+	return nil
 }
 
 func clip(s string, n int) string {

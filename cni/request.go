@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -66,7 +67,7 @@ func parse(w wire.Request, netns *os.File) (Request, error) {
 }
 
 // parseContainer checks what names the attachment.
-func parseContainer(req *Request, w wire.Request, cmd command) (err error) {
+func parseContainer(req *Request, w wire.Request, cmd command) error {
 	if err := wire.CheckName(w.ContainerID); err != nil {
 		return envError("CNI_CONTAINERID %v", err)
 	}
@@ -76,9 +77,15 @@ func parseContainer(req *Request, w wire.Request, cmd command) (err error) {
 	if cmd.netns && req.Netns == nil {
 		return envError("CNI_NETNS %q: no network namespace came with the call", clip(w.Netns, 200))
 	}
-	if req.Pod, err = parseArgs(w.Args); err != nil {
+	args, err := parseArgs(w.Args)
+	if err != nil {
 		return envError("%v", err)
 	}
+	req.Pod = args.PodArgs
+	if len(req.Conf.IPs) == 0 {
+		req.Conf.IPs = args.ips
+	}
+	req.Conf.MAC = cmp.Or(req.Conf.MAC, args.mac)
 	return nil
 }
 

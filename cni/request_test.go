@@ -168,3 +168,43 @@ func TestReplay(t *testing.T) {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 }
+
+// C21, C23, B20: what is asked for is read from all the places where runtimes put it, the newer before the older.
+func TestWhatIsAskedFor(t *testing.T) {
+	for _, tt := range []struct {
+		name, conf, args string
+		ips              string
+		mac              string
+		bad              string
+	}{
+		{"nothing", ``, "", "[]", "", ""},
+		{"runtimeConfig", `,"runtimeConfig":{"ips":["10.0.0.5/24","2001:db8::5"],"mac":"02:00:00:00:00:0A"}`, "", "[10.0.0.5 2001:db8::5]", "02:00:00:00:00:0A", ""},
+		{"args", `,"args":{"cni":{"ips":["10.0.0.6"]}}`, "", "[10.0.0.6]", "", ""},
+		{"CNI_ARGS", ``, "IP=10.0.0.7;MAC=02:00:00:00:00:0b", "[10.0.0.7]", "02:00:00:00:00:0b", ""},
+		{"all", `,"runtimeConfig":{"ips":["10.0.0.5"],"mac":"02:00:00:00:00:0a"},"args":{"cni":{"ips":["10.0.0.6"]}}`, "IP=10.0.0.7;MAC=02:00:00:00:00:0b", "[10.0.0.5]", "02:00:00:00:00:0a", ""},
+		{"args before CNI_ARGS", `,"args":{"cni":{"ips":["10.0.0.6"]}}`, "IP=10.0.0.7", "[10.0.0.6]", "", ""},
+		{"two of a family", `,"runtimeConfig":{"ips":["10.0.0.5","10.0.0.6"]}`, "", "", "", "a second address of its family"},
+		{"a zone", `,"runtimeConfig":{"ips":["fe80::1%eth0"]}`, "", "", "", "plain"},
+		{"a mapped one", `,"runtimeConfig":{"ips":["::ffff:10.0.0.1"]}`, "", "", "", "plain"},
+		{"no list", `,"runtimeConfig":{"ips":"10.0.0.5"}`, "", "", "", "runtimeConfig.ips"},
+		{"words in CNI_ARGS", ``, "IP=dhcp", "", "", "CNI_ARGS: IP="},
+		{"a group's MAC", `,"runtimeConfig":{"mac":"01:00:5e:00:00:01"}`, "", "", "", "runtimeConfig.mac"},
+		{"no MAC", `,"runtimeConfig":{"mac":"00:00:00:00:00:00"}`, "", "", "", "runtimeConfig.mac"},
+		{"a long MAC", ``, "MAC=02:00:00:00:00:00:00:01", "", "", "CNI_ARGS: MAC="},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := addRequest(`{"cniVersion":"1.0.0","name":"net"` + tt.conf + `}`)
+			w.Args = tt.args
+			r, err := parse(w, os.Stdin)
+			if tt.bad != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.bad) {
+					t.Errorf("error %v, want one with %q", err, tt.bad)
+				}
+				return
+			}
+			if err != nil || fmt.Sprint(r.Conf.IPs) != tt.ips || r.Conf.MAC != tt.mac {
+				t.Errorf("IPs %v, MAC %q, %v; want %s and %q", r.Conf.IPs, r.Conf.MAC, err, tt.ips, tt.mac)
+			}
+		})
+	}
+}

@@ -171,8 +171,11 @@ func TestRefusals(t *testing.T) {
 		{"bad name", func(r *wire.Request) { r.Config = json.RawMessage(`{"cniVersion":"1.0.0","name":"../x"}`) }, 7, "name"}, // B09
 		{"wrong type", func(r *wire.Request) { r.Config = json.RawMessage(`{"cniVersion":"1.0.0","name":5}`) }, 7, "name"},    // B10
 		{"mac", func(r *wire.Request) {
-			r.Config = json.RawMessage(`{"cniVersion":"1.0.0","name":"n","runtimeConfig":{"mac":"02:00:00:00:00:09"}}`)
-		}, 2, "02:00:00:00:00:09"}, // B11, C21
+			r.Config = json.RawMessage(`{"cniVersion":"1.0.0","name":"n","runtimeConfig":{"mac":"01:00:00:00:00:09"}}`)
+		}, 7, "01:00:00:00:00:09"}, // C21
+		{"ips", func(r *wire.Request) {
+			r.Config = json.RawMessage(`{"cniVersion":"1.0.0","name":"n","runtimeConfig":{"ips":["10.0.0.1","10.0.0.300"]}}`)
+		}, 7, `runtimeConfig.ips: "10.0.0.300"`}, // C23
 		{"command", func(r *wire.Request) { r.Command = "FOO" }, 4, "CNI_COMMAND"},                                    // A11
 		{"container", func(r *wire.Request) { r.ContainerID = "../../x" }, 4, "CNI_CONTAINERID"},                      // B07
 		{"no container", func(r *wire.Request) { r.ContainerID = "" }, 4, "CNI_CONTAINERID"},                          // B05
@@ -331,7 +334,7 @@ func TestParseArgs(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := parseArgs(tt.in)
-		if got != tt.want || (err == nil) != tt.ok {
+		if got.PodArgs != tt.want || (err == nil) != tt.ok {
 			t.Errorf("parseArgs(%q) = %+v, %v, want %+v, ok %v", tt.in, got, err, tt.want, tt.ok)
 		}
 	}

@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -296,6 +297,41 @@ func TestCnitool(t *testing.T) {
 	if got := podList(t, n); len(got) != 0 {
 		t.Errorf("records left: %+v", got)
 	}
+}
+
+// M10, C49: a second interface has addresses that can be reached, the first keeps the default routes, and each goes by itself.
+// C21: address and MAC are as they were asked for.
+func TestSecondInterface(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	awaitPools(t, l, n)
+	p, first := attach(t, n, "a")
+	second := *p
+	second.IfName = "net1"
+	out, err := second.CallWith(t.Context(), "ADD", "1.0.0", map[string]any{
+		"runtimeConfig": map[string]any{"ips": []string{"10.244.1.77/24"}, "mac": "02:00:00:00:00:77"},
+	})
+	must(t, err)
+	var r lab.Result
+	must(t, json.Unmarshal(out, &r))
+	if r.Addr(false).String() != "10.244.1.77" || r.Interfaces[1].MAC != "02:00:00:00:00:77" || r.Interfaces[1].Name != "net1" {
+		t.Errorf("result %s", out)
+	}
+	for _, a := range []netip.Addr{first.Addr(true), first.Addr(false), r.Addr(true), r.Addr(false)} {
+		_, err := lab.Ping(within(t, 10*time.Second), l.Client, a)
+		must(t, err)
+	}
+	check := func(p *lab.Pod, result []byte) {
+		t.Helper()
+		_, err := p.CallWith(t.Context(), "CHECK", "1.0.0", map[string]any{"prevResult": json.RawMessage(result)})
+		must(t, err)
+	}
+	check(&second, out)
+	must(t, second.Del(t.Context()))
+	whole, err := p.Call(t.Context(), "ADD", "1.0.0")
+	must(t, err)
+	check(p, whole)
+	_, err = lab.Ping(within(t, 10*time.Second), l.Client, first.Addr(true))
+	must(t, err)
 }
 
 // kill -9 at random moments of ADDs and DELs: whatever is cut off, nothing leaks and no address is given twice. C04, C06.

@@ -167,7 +167,9 @@ func result(att Attachment) cni.Result {
 			gateway, all = Gateway4, netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		}
 		r.IPs = append(r.IPs, cni.IP{Address: netip.PrefixFrom(addr, addr.BitLen()), Gateway: gateway})
-		r.Routes = append(r.Routes, cni.Route{Dst: all, GW: gateway})
+		if !att.NoDefault {
+			r.Routes = append(r.Routes, cni.Route{Dst: all, GW: gateway})
+		}
 	}
 	return r
 }
@@ -195,8 +197,12 @@ func (a *Agent) cniError(pod Pod, id cni.ID, err error) error {
 		code, details = wire.CodeNoFamily, "see spec.pools and spec.defaults.families of the NodeConfig, and the pod's annotations"
 	case errors.Is(err, ipam.ErrExhausted):
 		code, details = wire.CodeExhausted, "delete pods or give the node a larger pool"
+	case errors.Is(err, ErrAddress):
+		code, details = wire.CodeAddress, "ask for a free address of the node's pools: gaggle status, gaggle pods"
 	case errors.Is(err, ErrInterfaceExists):
 		code, details = wire.CodeInterfaceExists, "the container was attached by somebody else; the interface was left as it is"
+	case errors.Is(err, ErrRouteExists):
+		code, details = wire.CodeInterfaceExists, `set "defaultRoute": false in the network configuration if the other interface is to keep it`
 	case errors.Is(err, ErrNetns), errors.Is(err, ErrNetnsGone):
 		code, details = wire.CodeInvalidEnvironment, "CNI_NETNS must be the network namespace of the container"
 	case errors.Is(err, ErrStore):

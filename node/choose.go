@@ -24,7 +24,12 @@ func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error
 	att := Attachment{
 		ID: req.ID, Pod: pod, NetnsPath: req.NetnsPath, Created: a.o.Now(),
 		HostIf: hostIf(req.ID, taken.HostIf), HostMAC: a.mac(req.ID, "host"), MAC: a.mac(req.ID, "pod"),
-		MTU: c.MTU,
+		MTU: c.MTU, NoDefault: noDefault(req),
+	}
+	if req.Conf.MAC != "" {
+		if err := att.MAC.UnmarshalText([]byte(req.Conf.MAC)); err != nil {
+			return Attachment{}, err // cannot happen: it is checked
+		}
 	}
 	if att.MTU == 0 {
 		att.MTU = last.uplinkMTU()
@@ -32,25 +37,69 @@ func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error
 	if att.MTU == 0 {
 		att.MTU = defaultMTU
 	}
-	families := pod.Intent.Families(c.Families & c.poolFamilies(pod.Key.Namespace))
+	var err error
+	att.Addrs, att.Pools, err = a.addresses(c, req, pod, taken)
+	return att, err
+}
+
+// addresses chooses one of each family, or none at all.
+func (a *Agent) addresses(c Config, req cni.Request, pod Pod, taken Taken) (addrs []netip.Addr, pools []string, err error) {
+	ns := pod.Key.Namespace
+	families := pod.Intent.Families(c.Families & c.poolFamilies(ns))
 	if families == 0 {
-		return Attachment{}, fmt.Errorf("%w: configured are %q, pools are there for %q", ErrNoFamily,
-			pod.Intent.Families(c.Families), c.poolFamilies(pod.Key.Namespace))
+		return nil, nil, fmt.Errorf("%w: configured are %q, pools are there for %q", ErrNoFamily,
+			pod.Intent.Families(c.Families), c.poolFamilies(ns))
 	}
-	own := last.ownAddrs()
+	wanted := make(map[bgp.Families]netip.Addr)
+	for _, addr := range req.Conf.IPs {
+		family := bgp.FamilyOf(addr)
+		if !families.Has(family) {
+			return nil, nil, fmt.Errorf("%w: %s: %s is off for this pod, or there is no pool of it", ErrAddress, addr, family)
+		}
+		wanted[family] = addr
+	}
+	own := a.Last().World.ownAddrs()
 	unusable := func(addr netip.Addr) bool { return own[addr] || taken.Addr(addr) }
 	for _, family := range []bgp.Families{bgp.IPv6, bgp.IPv4} {
 		if !families.Has(family) {
 			continue
 		}
-		addr, pool, err := a.pick(c.poolsFor(family, pod.Key.Namespace), req.ID, unusable)
-		if err != nil {
-			return Attachment{}, fmt.Errorf("choose an %s address: %w", family, err)
+		addr, pool := wanted[family], ""
+		if addr.IsValid() {
+			pool, err = claim(c.poolsFor(family, ns), addr, unusable)
+		} else {
+			addr, pool, err = a.pick(c.poolsFor(family, ns), req.ID, unusable)
 		}
-		att.Addrs = append(att.Addrs, addr)
-		att.Pools = append(att.Pools, pool)
+		if err != nil {
+			return nil, nil, fmt.Errorf("choose an %s address: %w", family, err)
+		}
+		addrs, pools = append(addrs, addr), append(pools, pool)
 	}
-	return att, nil
+	return addrs, pools, nil
+}
+
+// firstInterface is what every runtime calls a container's first one, the one that its traffic leaves by.
+const firstInterface = "eth0"
+
+func noDefault(req cni.Request) bool {
+	if d := req.Conf.DefaultRoute; d != nil {
+		return !*d
+	}
+	return req.ID.IfName != firstInterface
+}
+
+// claim returns the pool of an address that the runtime asks for. Another address is never given instead.
+func claim(pools []Pool, addr netip.Addr, taken func(netip.Addr) bool) (pool string, err error) {
+	for _, p := range pools {
+		if !ipam.Usable(p.Prefix, addr) {
+			continue
+		}
+		if taken(addr) {
+			return "", fmt.Errorf("%w: %s is in use", ErrAddress, addr)
+		}
+		return p.Name, nil
+	}
+	return "", fmt.Errorf("%w: %s is not an address for pods of any pool of this namespace", ErrAddress, addr)
 }
 
 // pick takes an address from the first pool that has one.

@@ -52,8 +52,10 @@ type Attachment struct {
 	Addrs     []netip.Addr `json:"addrs"` // the primary address of each family, IPv6 first
 	Pools     []string     `json:"pools"` // the pool of each address
 	NetnsPath string       `json:"netnsPath,omitempty"`
-	Created   time.Time    `json:"created"`
-	Committed bool         `json:"committed"`
+	// NoDefault leaves the container's default routes to another interface.
+	NoDefault bool      `json:"noDefault,omitempty"`
+	Created   time.Time `json:"created"`
+	Committed bool      `json:"committed"`
 }
 
 // A MAC is an EUI-48 address.

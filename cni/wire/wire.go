@@ -71,7 +71,6 @@ func (e *Error) Error() string {
 // Codes of the CNI specification (section 5, "Error").
 const (
 	CodeIncompatibleVersion uint = 1
-	CodeUnsupportedField    uint = 2
 	CodeInvalidEnvironment  uint = 4
 	CodeIO                  uint = 5
 	CodeDecode              uint = 6
@@ -92,6 +91,7 @@ const (
 	CodeAnnotation      uint = 106 // an annotation cannot be understood or is not allowed
 	CodeCheck           uint = 107 // CHECK: something is not as ADD made it
 	CodeDeleteQueue     uint = 108 // a DEL cannot be kept for the node process that is away
+	CodeAddress         uint = 109 // an address that was asked for cannot be had
 )
 
 // WriteRequest sends the request, and the namespace's descriptor with its first bytes when there is one.

@@ -216,6 +216,9 @@ func wirePod(pod *netlink.Handle, a node.Attachment) error {
 		if err := setNeighbour(pod, link, gateway, a.HostMAC, netlink.NUD_PERMANENT); err != nil {
 			return err
 		}
+		if a.NoDefault {
+			continue
+		}
 		if err := addDefaultRoute(pod, link, gateway); err != nil {
 			return err
 		}
@@ -228,11 +231,17 @@ func addDefaultRoute(pod *netlink.Handle, link netlink.Link, gateway netip.Addr)
 	if gateway.Is4() {
 		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		err := pod.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: hostNet(gateway)})
+		if errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("%w: the container has a route to %s already", node.ErrRouteExists, gateway)
+		}
 		if err != nil {
 			return fmt.Errorf("add route to the gateway %s in the container: %w", gateway, err)
 		}
 	}
 	err := pod.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(all), Gw: gateway.AsSlice()})
+	if errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("%w: the container has a default route already", node.ErrRouteExists)
+	}
 	if err != nil {
 		return fmt.Errorf("add default route via %s in the container: %w", gateway, err)
 	}

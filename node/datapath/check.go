@@ -141,7 +141,7 @@ func checkGateways(ctx context.Context, pod *netlink.Handle, link netlink.Link, 
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(routes, func(r netlink.Route) bool {
+		if !a.NoDefault && !slices.ContainsFunc(routes, func(r netlink.Route) bool {
 			return prefixOf(r.Dst, family).Bits() == 0 && r.LinkIndex == link.Attrs().Index && addrOf(r.Gw) == gateway
 		}) {
 			errs = append(errs, fmt.Errorf("default route via %s in the container is missing", gateway))

@@ -1,0 +1,87 @@
+package node_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/gaggle-cni/gaggle/cni"
+	"github.com/gaggle-cni/gaggle/cni/wire"
+	"github.com/gaggle-cni/gaggle/node"
+)
+
+// C21, C23: an address that is asked for is given, or the ADD fails. Another is never given instead, and a failure takes none
+// of the other family (C42).
+func TestAddressesThatAreAskedFor(t *testing.T) {
+	config := testConfig()
+	config.Pools = append(config.Pools, node.Pool{Name: "dmz", Prefix: netip.MustParsePrefix("10.9.0.0/24"), Namespaces: []string{"dmz"}})
+	w := newWorld(t, config)
+	w.start()
+	asking := func(n int, ips ...string) cni.Request {
+		r := request(n)
+		for _, ip := range ips {
+			r.Conf.IPs = append(r.Conf.IPs, netip.MustParseAddr(ip))
+		}
+		return r
+	}
+	r, err := w.agent.Add(t.Context(), asking(1, "10.1.0.77"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.IPs) != 2 || !r.IPs[0].Address.Addr().Is6() || r.IPs[1].Address.Addr().String() != "10.1.0.77" {
+		t.Errorf("addresses %v, want one of IPv6 and 10.1.0.77", r.IPs)
+	}
+	for name, ip := range map[string]string{
+		"taken": "10.1.0.77", "of no pool": "10.2.0.1", "the network": "10.1.0.0", "the broadcast address": "10.1.0.255",
+		"another namespace's": "10.9.0.1", "the subnet's routers": "2001:db8:1::",
+	} {
+		_, err := w.agent.Add(t.Context(), asking(2, ip))
+		hasError(t, err, wire.CodeAddress, ip)
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+	w.check(map[int]bool{1: true})
+
+	six := asking(3, "10.1.0.78")
+	six.Conf.Annotations = map[string]string{"gaggle.dev/ipv4": "false"}
+	_, err = w.agent.Add(t.Context(), six)
+	hasError(t, err, wire.CodeAddress, "IPv4 is off")
+
+	if err := w.del(1); err != nil { // freed, it can be asked for again
+		t.Fatal(err)
+	}
+	if _, err := w.agent.Add(t.Context(), asking(4, "10.1.0.77", "2001:db8:1::77")); err != nil {
+		t.Fatal(err)
+	}
+	w.check(map[int]bool{4: true})
+}
+
+func TestMACThatIsAskedFor(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.start()
+	req := request(1)
+	req.Conf.MAC = "02:aa:bb:cc:dd:ee"
+	r, err := w.agent.Add(t.Context(), req)
+	if err != nil || r.MAC != req.Conf.MAC {
+		t.Errorf("MAC %q, %v; want %s", r.MAC, err, req.Conf.MAC)
+	}
+}
+
+// M10, C49: the default routes belong to eth0 unless the configuration says otherwise.
+func TestDefaultRoute(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.start()
+	for _, tt := range []struct {
+		ifName string
+		conf   *bool
+		want   int
+	}{{"eth0", nil, 2}, {"net1", nil, 0}, {"net2", new(true), 2}, {"net3", new(false), 0}} {
+		req := request(1)
+		req.ID.IfName, req.Conf.DefaultRoute = tt.ifName, tt.conf
+		r, err := w.agent.Add(t.Context(), req)
+		if err != nil || len(r.Routes) != tt.want || len(r.IPs) != 2 {
+			t.Errorf("%s: %d routes and %d addresses, %v; want %d and 2", tt.ifName, len(r.Routes), len(r.IPs), err, tt.want)
+		}
+	}
+	w.check(map[int]bool{1: true, 2: true, 3: true, 4: true})
+}
