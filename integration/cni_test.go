@@ -334,6 +334,63 @@ func TestSecondInterface(t *testing.T) {
 	must(t, err)
 }
 
+// M01-M06: the reference plugins after ours, in one chain each and by the reference runtime. The pod is reached, CHECK passes,
+// and nothing is left afterwards.
+func TestChainedPlugins(t *testing.T) {
+	const reference = "/usr/lib/cni"
+	l, n := oneNode(t, lab.Peering{})
+	awaitPools(t, l, n)
+	plugins := filepath.Join(l.Dir(), "plugins")
+	must(t, os.Mkdir(plugins, 0o755))
+	must(t, os.Symlink(filepath.Join(bin, "gaggle-cni"), filepath.Join(plugins, "gaggle")))
+	before, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	for name, next := range map[string]map[string]any{
+		"tuning":   {"type": "tuning", "mac": "02:00:00:00:00:99", "mtu": 1300, "sysctl": map[string]string{"net.ipv4.tcp_syncookies": "0"}},
+		"portmap":  {"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
+		"firewall": {"type": "firewall", "backend": "iptables"},
+		"sbr":      {"type": "sbr"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conf := t.TempDir()
+			text, err := json.Marshal(map[string]any{
+				"cniVersion": "1.0.0", "name": name, "plugins": []any{map[string]any{"type": "gaggle", "socket": n.Socket()}, next},
+			})
+			must(t, err)
+			must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
+			ns, err := l.Namespace(t.Context(), "chain"+name[:3])
+			must(t, err)
+			tool := func(command string) string {
+				cmd := exec.Command("nsenter", "--net="+n.NS.Path(), filepath.Join(bin, "cnitool"), command, name, ns.Path())
+				cmd.Env = append(os.Environ(), "NETCONFPATH="+conf, "CNI_PATH="+plugins+":"+reference,
+					`CAP_ARGS={"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`)
+				var stderr strings.Builder
+				cmd.Stderr = &stderr // sbr logs to it
+				out, err := cmd.Output()
+				if err != nil {
+					t.Errorf("cnitool %s: %v: %s%s", command, err, out, stderr.String())
+				}
+				return string(out)
+			}
+			var r lab.Result
+			must(t, json.Unmarshal([]byte(tool("add")), &r))
+			for _, six := range []bool{true, false} {
+				_, err := lab.Ping(within(t, 10*time.Second), l.Client, r.Addr(six))
+				must(t, err)
+			}
+			if name != "portmap" { // whose own CHECK looks for the rules of IPv4 among those of IPv6 where a pod has both
+				tool("check")
+			}
+			tool("del")
+		})
+	}
+	after, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	if before != after {
+		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
 // kill -9 at random moments of ADDs and DELs: whatever is cut off, nothing leaks and no address is given twice. C04, C06.
 func TestKillAtRandomMoments(t *testing.T) {
 	_, n := oneNode(t, lab.Peering{})

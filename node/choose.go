@@ -64,8 +64,9 @@ func (a *Agent) addresses(c Config, req cni.Request, pod Pod, taken Taken) (addr
 		if !families.Has(family) {
 			continue
 		}
-		addr, pool := wanted[family], ""
-		if addr.IsValid() {
+		var pool string
+		addr, asked := wanted[family]
+		if asked {
 			pool, err = claim(c.poolsFor(family, ns), addr, unusable)
 		} else {
 			addr, pool, err = a.pick(c.poolsFor(family, ns), req.ID, unusable)
