@@ -40,6 +40,8 @@ func commands() []command {
 		{"announcements", "list what this node announces to its routers", runAnnouncements},
 		{"peers", "list the BGP sessions", runPeers},
 		{"routes", "list the routes this node has made", runRoutes},
+		{"install", "put plugin and conflist where the container runtime looks for them", runInstall},
+		{"uninstall", "remove plugin and conflist", runUninstall},
 		{"version", "print the version", runVersion},
 	}
 }
