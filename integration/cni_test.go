@@ -334,6 +334,48 @@ func TestSecondInterface(t *testing.T) {
 	must(t, err)
 }
 
+// E09, I02, I05, B-030: what somebody removes on the node is back within a second, and pods are reached again.
+func TestRepair(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	awaitPools(t, l, n)
+	p, r := attach(t, n, "a")
+	link := r.Interfaces[0].Name
+	out, err := p.Call(t.Context(), "ADD", "1.0.0")
+	must(t, err)
+	before, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	for _, harm := range []string{
+		"addr del 169.254.1.1/32 dev " + link, "-6 addr del fe80::1/64 dev " + link, "link set " + link + " down",
+		"route flush proto 103", "-6 route flush proto 103",
+	} {
+		t.Run(harm, func(t *testing.T) {
+			must(t, n.NS.IP(t.Context(), harm))
+			start := time.Now()
+			var failed error
+			for wait := within(t, 10*time.Second); ; {
+				if _, failed = p.CallWith(wait, "CHECK", "1.0.0", map[string]any{"prevResult": json.RawMessage(out)}); failed == nil {
+					break
+				}
+				if wait.Err() != nil {
+					t.Fatalf("not repaired: %v", failed)
+				}
+			}
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("repaired after %v", took)
+			}
+			for _, six := range []bool{true, false} {
+				_, err := lab.Ping(within(t, 5*time.Second), l.Client, r.Addr(six))
+				must(t, err)
+			}
+		})
+	}
+	after, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	if before != after {
+		t.Errorf("not as before; before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
 // M01-M06: the reference plugins after ours, in one chain each and by the reference runtime. The pod is reached, CHECK passes,
 // and nothing is left afterwards.
 func TestChainedPlugins(t *testing.T) {

@@ -30,6 +30,7 @@ type Options struct {
 	Config   Config
 	Store    Store
 	Datapath Datapath
+	Ends     Target[LinkName, End] // Delete is never called: links go with Datapath.Detach
 	Routes   Target[netip.Prefix, Route]
 	Learned  Target[netip.Prefix, Route]
 	Speaker  *Speaker // nil: no BGP
@@ -54,6 +55,7 @@ type Agent struct {
 	last   atomic.Pointer[Pass]
 
 	// owned by the pass
+	ends            *Syncer[LinkName, End]
 	routes, learned *Syncer[netip.Prefix, Route]
 	announcements   *Syncer[netip.Prefix, bgp.Announcement]
 	peers           *Syncer[bgp.PeerID, bgp.Peer]
@@ -87,6 +89,7 @@ func New(o Options) *Agent {
 	a := &Agent{
 		o:       o,
 		kick:    make(chan struct{}, 1),
+		ends:    NewSyncer("link", o.Ends),
 		routes:  NewSyncer("route", o.Routes),
 		learned: NewSyncer("learned route", o.Learned),
 	}

@@ -225,3 +225,43 @@ func TestReady(t *testing.T) {
 	w.kill()
 	hasError(t, w.agent.Ready(context.Background()), wire.CodeNotAvailable, "stopping")
 }
+
+// E09: a pass puts right what was changed on the host's end of a pair, and leaves alone what is no pod's any more.
+func TestPassPutsEndsRight(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.start()
+	r, err := w.add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := node.End{IPv4: true, IPv6: true, Up: true, Settings: true}
+	want := map[node.LinkName]node.End{node.LinkName(r.HostIf): whole}
+	for _, changed := range []node.End{{IPv6: true, Up: true, Settings: true}, {}, whole} {
+		w.ends.Set(map[node.LinkName]node.End{node.LinkName(r.HostIf): changed, "ggl000000000000": {Up: true}})
+		w.agent.Doubt()
+		if _, err := w.agent.Settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want["ggl000000000000"] = node.End{Up: true}
+		if diff := cmp.Diff(want, w.ends.Items()); diff != "" {
+			t.Errorf("ends (-want +got):\n%s", diff)
+		}
+	}
+	w.ends.Fail = func(op string, _ node.LinkName) error {
+		if op == "delete" {
+			t.Error("a link was deleted by the pass")
+		}
+		return nil
+	}
+	if err := w.del(1); err != nil {
+		t.Fatal(err)
+	}
+	// The same name again is a new link, whatever is remembered of the old.
+	w.ends.Set(nil)
+	if _, err := w.add(1); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.ends.Items()[node.LinkName(r.HostIf)]; got != whole {
+		t.Errorf("end of the new link %+v, want %+v", got, whole)
+	}
+}

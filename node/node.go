@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
@@ -101,6 +102,22 @@ type Route struct {
 	Link   string     // output interface of a host route
 	Source netip.Addr // preferred source; invalid for the kernel's choice
 	Hops   bgp.Hops   // next hops of a learned route
+}
+
+// A LinkName is the name of a link of the node.
+type LinkName string
+
+// Compare orders names.
+func (n LinkName) Compare(other LinkName) int { return strings.Compare(string(n), string(other)) }
+
+// String returns the name.
+func (n LinkName) String() string { return string(n) }
+
+// An End is the host's end of a pod's veth pair, as far as it can be lost and made anew.
+type End struct {
+	IPv4, IPv6 bool // it has the gateway's address of the family
+	Up         bool
+	Settings   bool // the kernel's settings of the link are as the families need
 }
 
 // An Uplink is how the node reaches one destination.

@@ -44,6 +44,7 @@ func (a *Agent) begin() []chan<- Pass {
 	a.mu.Unlock()
 	if doubt {
 		a.facts = nil
+		a.ends.Doubt()
 		a.routes.Doubt()
 		a.learned.Doubt()
 		if a.o.Speaker != nil {
@@ -79,8 +80,10 @@ func (a *Agent) observe(ctx context.Context) (World, error) {
 }
 
 func (a *Agent) apply(ctx context.Context, want Desired) (Failures[netip.Prefix], error) {
+	ends := a.ends.Ensure(ctx, want.Ends)
+	a.ends.Keep(want.Ends)
 	routes := a.routes.Ensure(ctx, want.Routes)
-	errs := []error{routes.Err()}
+	errs := []error{ends.Err(), routes.Err()}
 	if a.o.Speaker != nil {
 		announce := maps.Clone(want.Announce)
 		for p := range routes {

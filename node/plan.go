@@ -22,6 +22,7 @@ type World struct {
 
 // Desired is what must hold outside the process.
 type Desired struct {
+	Ends     map[LinkName]End
 	Routes   map[netip.Prefix]Route // to pods, and aggregates
 	Learned  map[netip.Prefix]Route
 	Announce map[netip.Prefix]bgp.Announcement
@@ -32,6 +33,7 @@ type Desired struct {
 // more or less in the world, and nothing else.
 func Plan(w World) Desired {
 	d := Desired{
+		Ends:     make(map[LinkName]End),
 		Routes:   make(map[netip.Prefix]Route),
 		Learned:  make(map[netip.Prefix]Route),
 		Announce: make(map[netip.Prefix]bgp.Announcement),
@@ -55,12 +57,20 @@ func Plan(w World) Desired {
 }
 
 func (d Desired) planAttachment(a Attachment, c Config, self bgp.NextHops) {
+	d.Ends[LinkName(a.HostIf)] = a.end()
 	for _, addr := range a.Addrs {
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		d.Routes[host] = Route{Kind: RouteHost, Link: a.HostIf, Source: ownAddr(self, addr)}
 		if !c.covered(addr) {
 			d.announce(c, host, bgp.KindPod)
 		}
+	}
+}
+
+func (a Attachment) end() End {
+	return End{
+		IPv4: slices.ContainsFunc(a.Addrs, netip.Addr.Is4), IPv6: slices.ContainsFunc(a.Addrs, netip.Addr.Is6),
+		Up: true, Settings: true,
 	}
 }
 

@@ -54,6 +54,9 @@ func TestPlan(t *testing.T) {
 	}
 	got := Plan(w)
 	want := Desired{
+		Ends: map[LinkName]End{
+			"ggla": {IPv4: true, IPv6: true, Up: true, Settings: true}, "gglc": {IPv4: true, Up: true, Settings: true},
+		},
 		Routes: map[netip.Prefix]Route{
 			pfx("2001:db8:1::/64"):   {Kind: RouteAggregate},
 			pfx("10.9.0.0/24"):       {Kind: RouteAggregate},

@@ -85,6 +85,14 @@ func (s *Syncer[K, V]) Prune(ctx context.Context, want map[K]V) Failures[K] {
 	return s.done(failed)
 }
 
+// Keep forgets everything that is not wanted, for a target whose objects go by another way.
+func (s *Syncer[K, V]) Keep(want map[K]V) {
+	maps.DeleteFunc(s.have, func(k K, _ V) bool {
+		_, ok := want[k]
+		return !ok
+	})
+}
+
 func (s *Syncer[K, V]) observe(ctx context.Context) error {
 	if s.have != nil {
 		return nil

@@ -29,6 +29,7 @@ type world struct {
 	db     *store.DB
 
 	datapath        *nodetest.Datapath
+	ends            *nodetest.Target[node.LinkName, node.End]
 	routes, learned *nodetest.Target[netip.Prefix, node.Route]
 	announced       *nodetest.Target[netip.Prefix, bgp.Announcement]
 	peers           *nodetest.Target[bgp.PeerID, bgp.Peer]
@@ -64,6 +65,7 @@ func newWorld(tb testing.TB, config node.Config) *world {
 		datapath: &nodetest.Datapath{Fuse: fuse, Uplink: node.Uplink{
 			Link: "eth0", MTU: 1400, IPv4: netip.MustParseAddr("192.0.2.10"), IPv6: netip.MustParseAddr("2001:db8::10"),
 		}},
+		ends:      &nodetest.Target[node.LinkName, node.End]{Fuse: fuse},
 		routes:    &nodetest.Target[netip.Prefix, node.Route]{Fuse: fuse},
 		learned:   &nodetest.Target[netip.Prefix, node.Route]{Fuse: fuse},
 		announced: &nodetest.Target[netip.Prefix, bgp.Announcement]{Fuse: fuse},
@@ -85,7 +87,7 @@ func (w *world) start() {
 	w.fuse.Disarm()
 	w.agent = node.New(node.Options{
 		Config: w.config, Store: &nodetest.Store{Store: w.db, Fuse: w.fuse}, Datapath: w.datapath,
-		Routes: w.routes, Learned: w.learned,
+		Ends: w.ends, Routes: w.routes, Learned: w.learned,
 		Speaker: &node.Speaker{Announcements: w.announced, Peers: w.peers, Sessions: w.sessions},
 		Secret:  w.db.Secret(), Log: slog.New(slog.DiscardHandler), Now: time.Now,
 	})

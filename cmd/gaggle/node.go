@@ -186,7 +186,7 @@ func (p *process) run(ctx context.Context) (err error) {
 
 func (p *process) makeAgent() {
 	o := node.Options{
-		Config: p.config, Store: p.db, Datapath: p.dp, Routes: p.dp.Routes(), Learned: p.dp.Learned(),
+		Config: p.config, Store: p.db, Datapath: p.dp, Ends: p.dp.Ends(), Routes: p.dp.Routes(), Learned: p.dp.Learned(),
 		Secret: p.db.Secret(), Log: p.log, Now: time.Now,
 	}
 	if p.speaker != nil {

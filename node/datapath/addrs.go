@@ -30,14 +30,20 @@ func podAddrs(a node.Attachment) []netip.Prefix {
 	return out
 }
 
-// gatewayAddrs are the addresses of the host's end.
+// The addresses of a host's end.
+var (
+	gateway4 = netip.PrefixFrom(node.Gateway4, node.Gateway4.BitLen())
+	gateway6 = netip.PrefixFrom(node.Gateway6, linkLocalBits)
+)
+
+// gatewayAddrs are those that an attachment needs.
 func gatewayAddrs(a node.Attachment) []netip.Prefix {
 	var out []netip.Prefix
 	if hasIPv6(a) {
-		out = append(out, netip.PrefixFrom(node.Gateway6, linkLocalBits))
+		out = append(out, gateway6)
 	}
 	if hasIPv4(a) {
-		out = append(out, netip.PrefixFrom(node.Gateway4, node.Gateway4.BitLen()))
+		out = append(out, gateway4)
 	}
 	return out
 }

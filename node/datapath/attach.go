@@ -158,21 +158,6 @@ func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", a.HostIf, err)
 	}
-	settings := []setting{
-		{"ipv6", a.HostIf, "accept_ra", "0"},
-		{"ipv6", a.HostIf, "accept_dad", "0"},
-		{"ipv6", a.HostIf, "forwarding", "1"},
-		{"ipv4", a.HostIf, "forwarding", "1"},
-		// Loose: the kernel takes the larger of this and the setting for all links, so that only 2 is sure to hold whatever
-		// the host's defaults are.
-		{"ipv4", a.HostIf, "rp_filter", "2"},
-	}
-	if hasIPv6(a) {
-		settings = append(settings, setting{"ipv6", a.HostIf, "disable_ipv6", "0"})
-	}
-	if err := d.setLinks(d.ns, settings); err != nil {
-		return err
-	}
 	// The kernel takes no description at creation (net/core/rtnetlink.c, rtnl_create_link).
 	if err := host.LinkSetAlias(link, alias(a)); err != nil {
 		return fmt.Errorf("describe %s: %w", a.HostIf, err)
@@ -180,11 +165,8 @@ func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
 	if err := withoutOwnLinkLocal(host, link); err != nil {
 		return err
 	}
-	if err := addAddrs(host, link, gatewayAddrs(a)); err != nil {
+	if err := d.setEnd(host, link, node.End{IPv4: hasIPv4(a), IPv6: hasIPv6(a)}); err != nil {
 		return err
-	}
-	if err := host.LinkSetUp(link); err != nil {
-		return fmt.Errorf("bring up %s: %w", a.HostIf, err)
 	}
 	for _, addr := range a.Addrs {
 		// Stale, not permanent: it is used at once, and heals when a chained plugin changes the pod's MAC.
@@ -300,6 +282,7 @@ func (d *Datapath) removeOurs(host *netlink.Handle, name string) error {
 		return fmt.Errorf("%w: %s, of type %s, not of group %d", node.ErrForeignLink, name, link.Type(), Group)
 	}
 	d.expected.add(linkEvent(name))
+	d.expected.add(addrEvent(link.Attrs().Index))
 	if err := host.LinkDel(link); err != nil && !gone(err) {
 		d.expected.take(linkEvent(name))
 		return fmt.Errorf("remove link %s: %w", name, err)

@@ -81,7 +81,7 @@ func checkPair(host *netlink.Handle, hostEnd, podEnd netlink.Link, pod int) erro
 func checkLink(link netlink.Link, name string, mac node.MAC) error {
 	var errs []error
 	a := link.Attrs()
-	if a.RawFlags&unix.IFF_UP == 0 {
+	if !isUp(link) {
 		errs = append(errs, fmt.Errorf("link %s is down", name))
 	}
 	if got := a.HardwareAddr.String(); got != mac.String() {

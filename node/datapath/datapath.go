@@ -124,6 +124,8 @@ func inNamespace(ns netns.NsHandle, do func() error) error {
 // ours reports whether a host link carries our mark.
 func ours(l netlink.Link) bool { return l.Type() == "veth" && l.Attrs().Group == Group }
 
+func isUp(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_UP != 0 }
+
 // gone reports whether an error says that what was to be removed is not there.
 func gone(err error) bool {
 	_, notFound := errors.AsType[netlink.LinkNotFoundError](err)

@@ -99,6 +99,18 @@ func (d *Datapath) set(key, value string) (changed bool, err error) {
 // A setting of one link. A name of a link may hold a dot, so that keys are paths.
 type setting struct{ family, link, key, value string }
 
+// isSet reports whether settings are as they must be, in the namespace of the calling thread. One that this kernel does not
+// have, or that cannot be read, is for [Datapath.setLinks] to judge.
+func (d *Datapath) isSet(settings []setting) bool {
+	for _, s := range settings {
+		value, err := d.get("net/" + s.family + "/conf/" + s.link + "/" + s.key)
+		if err == nil && value != s.value {
+			return false
+		}
+	}
+	return true
+}
+
 // setLinks applies settings in a network namespace. A setting that this kernel does not have is left out.
 func (d *Datapath) setLinks(ns netns.NsHandle, settings []setting) error {
 	return inNamespace(ns, func() error {

@@ -4,11 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/gaggle-cni/gaggle/node"
 )
 
 // Bounds of the subscription.
@@ -57,11 +60,12 @@ func (d *Datapath) watchOnce(ctx context.Context) error {
 	defer close(done)
 
 	if err := netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{
-		Namespace: &d.ns, ErrorCallback: fail, ReceiveBufferSize: eventBuffer,
+		Namespace: &d.ns, ErrorCallback: fail, ReceiveBufferSize: eventBuffer, ListExisting: true,
 	}); err != nil {
 		return fmt.Errorf("subscribe to links: %w", err)
 	}
-	drained.Go(func() { each(links, d.linkChanged) })
+	up := make(map[int]bool)
+	drained.Go(func() { each(links, func(e netlink.LinkUpdate) { d.linkChanged(e, up) }) })
 	if err := netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{
 		Namespace: &d.ns, ErrorCallback: fail, ReceiveBufferSize: eventBuffer,
 	}); err != nil {
@@ -90,22 +94,43 @@ func each[E any](events <-chan E, handle func(E)) {
 	}
 }
 
-func (d *Datapath) linkChanged(e netlink.LinkUpdate) {
+func (d *Datapath) linkChanged(e netlink.LinkUpdate, up map[int]bool) {
 	attrs := e.Attrs()
 	switch {
 	case ours(e.Link):
-		if e.Header.Type == unix.RTM_DELLINK && !d.expected.take(linkEvent(attrs.Name)) {
-			d.o.Changed()
-		}
+		d.endChanged(e, up)
 	case attrs.Name != "lo":
 		d.o.Changed()
 	}
 }
 
-func (d *Datapath) addrChanged(e netlink.AddrUpdate) {
-	// Link-local addresses are those of pods' links, and tell nothing about the way to anywhere.
-	if addrOf(e.LinkAddress.IP).IsGlobalUnicast() {
+// endChanged looks for a link of ours that went, or went down. up are those that were seen to be up.
+func (d *Datapath) endChanged(e netlink.LinkUpdate, up map[int]bool) {
+	index := e.Attrs().Index
+	wasUp, isUp := up[index], isUp(e.Link)
+	if e.Header.Type == unix.RTM_DELLINK {
+		delete(up, index)
+		if !d.expected.take(linkEvent(e.Attrs().Name)) {
+			d.o.Changed()
+		}
+		return
+	}
+	up[index] = isUp
+	// One that is about to be removed goes down first.
+	if wasUp && !isUp && !d.expected.has(addrEvent(index)) {
 		d.o.Changed()
+	}
+}
+
+func (d *Datapath) addrChanged(e netlink.AddrUpdate) {
+	addr := addrOf(e.LinkAddress.IP)
+	switch {
+	case addr.IsGlobalUnicast():
+		d.o.Changed()
+	case e.NewAddr || d.expected.has(addrEvent(e.LinkIndex)):
+		// Link-local addresses are those of pods' links, and tell nothing about the way to anywhere.
+	case addr == node.Gateway4 || addr == node.Gateway6:
+		d.o.Changed() // a host's end has lost it
 	}
 }
 
@@ -126,6 +151,9 @@ func (d *Datapath) routeChanged(e netlink.RouteUpdate) {
 
 func linkEvent(name string) string     { return "link " + name }
 func routeEvent(p netip.Prefix) string { return "route " + p.String() }
+
+// addrEvent stands for all addresses of a link.
+func addrEvent(index int) string { return "addresses " + strconv.Itoa(index) }
 
 // expected are events that our own changes will cause. The zero value is ready.
 type expected struct {
@@ -148,6 +176,14 @@ func (e *expected) add(event string) {
 		}
 	}
 	e.events[event] = append(e.events[event], now.Add(expectLimit))
+}
+
+// has reports whether the event is expected, and goes on to expect it: what it stands for may come several times.
+func (e *expected) has(event string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	until := e.events[event]
+	return len(until) > 0 && time.Now().Before(until[len(until)-1])
 }
 
 // take reports whether the event was expected, and expects one less.

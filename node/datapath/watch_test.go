@@ -149,8 +149,9 @@ func TestWatchIsSilentAboutOurOwnChanges(t *testing.T) {
 	w.changed(quiet + 1)
 	w.must(w.host.LinkDel(w.link(w.ns, a.HostIf)))
 	w.changed(quiet + 2)
-	if got := w.settled(); got != quiet+2 {
-		t.Errorf("%d changes were reported, want 2", got-quiet)
+	// The link's address and its state went with it, which may be told too; nothing else did.
+	if got := w.settled(); got > quiet+4 {
+		t.Errorf("%d changes were reported, want 4 at most", got-quiet)
 	}
 }
 
