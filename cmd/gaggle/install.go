@@ -215,15 +215,19 @@ func (i *installer) awaitReady(ctx context.Context, c conflist) error {
 	defer cancel()
 	ticker := time.NewTicker(readyInterval)
 	defer ticker.Stop()
+	var reason error
 	for {
 		_, err := callPlugin(ctx, filepath.Join(i.binDir, pluginName), "STATUS", question)
 		if err == nil {
 			return nil
 		}
+		if reason == nil || ctx.Err() == nil { // else it says only that the plugin was killed
+			reason = err
+		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the conflist was not installed, as the node process cannot serve (waited %v): %w", i.wait, err)
+			return fmt.Errorf("the conflist was not installed, as the node process cannot serve (waited %v): %w", i.wait, reason)
 		}
 	}
 }
