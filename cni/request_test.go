@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -117,14 +118,19 @@ func TestPrevious(t *testing.T) {
 
 // D05: what was kept is done before an ADD is, and once. What fails stays, what is not readable goes.
 func TestReplay(t *testing.T) {
+	var mu sync.Mutex // the server calls from its own goroutines
 	var done []string
 	fail := true
 	h := handler{
 		add: func(ctx context.Context, r Request) (Result, error) {
+			mu.Lock()
+			defer mu.Unlock()
 			done = append(done, "ADD "+r.ID.String())
 			return dualStack(ctx, r)
 		},
 		del: func(_ context.Context, r Request) error {
+			mu.Lock()
+			defer mu.Unlock()
 			if fail && r.ID.ContainerID == "stuck" {
 				return errors.New("busy")
 			}
@@ -160,9 +166,13 @@ func TestReplay(t *testing.T) {
 	if err != nil || len(waiting) != 1 {
 		t.Errorf("%v, %v wait, want the one that failed", waiting, err)
 	}
+	mu.Lock()
 	fail = false
+	mu.Unlock()
 	add()
 	add()
+	mu.Lock()
+	defer mu.Unlock()
 	want := []string{"DEL net/gone/eth0", "ADD net/c1/eth0", "DEL net/stuck/eth0", "ADD net/c1/eth0", "ADD net/c1/eth0"}
 	if diff := cmp.Diff(want, done); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
