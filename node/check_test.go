@@ -95,12 +95,12 @@ func TestCheckThatCannotSeeFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.announced.Fail = func(op string, _ netip.Prefix) error {
+	w.announced.SetFail(func(op string, _ netip.Prefix) error {
 		if op == "list" {
 			return errors.New("no answer")
 		}
 		return nil
-	}
+	})
 	hasError(t, w.agent.Check(t.Context(), checkRequest(1, r)), wire.CodeKernel, "no answer")
 }
 
@@ -203,23 +203,23 @@ func TestReady(t *testing.T) {
 		}
 	}
 	ready()
-	w.peers.Fail = func(string, bgp.PeerID) error { return errors.New("no BGP") }
+	w.peers.SetFail(func(string, bgp.PeerID) error { return errors.New("no BGP") })
 	settle()
 	ready()
-	w.peers.Fail = nil
-	w.routes.Fail = func(op string, p netip.Prefix) error {
+	w.peers.SetFail(nil)
+	w.routes.SetFail(func(op string, p netip.Prefix) error {
 		if p == netip.MustParsePrefix("10.1.0.0/24") {
 			return errors.New("taken")
 		}
 		return nil
-	}
+	})
 	w.routes.Set(nil)
 	settle()
 	ready() // one route of many
-	w.routes.Fail = func(string, netip.Prefix) error { return errors.New("no kernel") }
+	w.routes.SetFail(func(string, netip.Prefix) error { return errors.New("no kernel") })
 	settle()
 	hasError(t, w.agent.Ready(t.Context()), wire.CodeLimited, "no route can be made")
-	w.routes.Fail = nil
+	w.routes.SetFail(nil)
 	settle()
 	ready()
 	w.kill()
@@ -247,12 +247,12 @@ func TestPassPutsEndsRight(t *testing.T) {
 			t.Errorf("ends (-want +got):\n%s", diff)
 		}
 	}
-	w.ends.Fail = func(op string, _ node.LinkName) error {
+	w.ends.SetFail(func(op string, _ node.LinkName) error {
 		if op == "delete" {
 			t.Error("a link was deleted by the pass")
 		}
 		return nil
-	}
+	})
 	if err := w.del(1); err != nil {
 		t.Fatal(err)
 	}

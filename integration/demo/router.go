@@ -74,7 +74,7 @@ func runRouter(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	agent = node.New(node.Options{
-		Config: config, Store: db, Datapath: dp, Routes: dp.Routes(), Learned: dp.Learned(), Secret: db.Secret(),
+		Config: config, Store: db, Datapath: dp, Ends: dp.Ends(), Routes: dp.Routes(), Learned: dp.Learned(), Secret: db.Secret(),
 		Speaker: &node.Speaker{Announcements: speaker.Announcements(), Peers: speaker.Peers(), Sessions: speaker},
 		Log:     log, Now: time.Now,
 	})

@@ -75,6 +75,13 @@ type Target[K node.Key[K], V comparable] struct {
 	items map[K]V
 }
 
+// SetFail changes Fail while the target is in use.
+func (t *Target[K, V]) SetFail(fail func(op string, k K) error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Fail = fail
+}
+
 // Items returns a copy of what is there.
 func (t *Target[K, V]) Items() map[K]V {
 	t.mu.Lock()
@@ -124,8 +131,11 @@ func (t *Target[K, V]) Delete(_ context.Context, k K) error {
 }
 
 func (t *Target[K, V]) step(op string, k K) error {
-	if t.Fail != nil {
-		if err := t.Fail(op, k); err != nil {
+	t.mu.Lock()
+	fail := t.Fail
+	t.mu.Unlock()
+	if fail != nil {
+		if err := fail(op, k); err != nil {
 			return err
 		}
 	}
