@@ -179,14 +179,18 @@ func (a *Agent) Settle(ctx context.Context) (Pass, error) {
 // first: whoever waits then is answered with [ErrStopping].
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.stop()
-	timer := time.NewTimer(doubtInterval)
-	defer timer.Stop()
+	// Two clocks: on a busy node passes are never far apart, and must not put off the doubt.
+	doubt := time.NewTicker(doubtInterval)
+	defer doubt.Stop()
+	retry := time.NewTimer(retryInterval)
+	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-a.kick:
-		case <-timer.C:
+		case <-retry.C:
+		case <-doubt.C:
 			a.Doubt()
 			if err := a.undoPending(ctx, pendingLimit); err != nil {
 				a.o.Log.WarnContext(ctx, "unfinished attachments remain", "err", err)
@@ -194,11 +198,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		// The pass outlives the context's end: half a pass would be a state that nobody wants.
 		p := a.pass(context.WithoutCancel(ctx))
-		next := doubtInterval
+		retry.Stop()
 		if p.Err != nil {
-			next = retryInterval
+			retry.Reset(retryInterval)
 		}
-		timer.Reset(next)
 	}
 }
 

@@ -45,14 +45,22 @@ func (a *Agent) attach(ctx context.Context, req cni.Request, pod Pod) (Attachmen
 		return Attachment{}, err
 	}
 	pod.Intent = intent
-	att, created, err := a.o.Store.Reserve(req.ID, func(taken Taken) (Attachment, error) {
-		return a.choose(req, pod, taken)
-	})
+	choose := func(taken Taken) (Attachment, error) { return a.choose(req, pod, taken) }
+	att, created, err := a.o.Store.Reserve(req.ID, choose)
 	if err != nil {
 		return Attachment{}, err
 	}
-	if !created && att.Committed {
-		return att, nil
+	if !created {
+		if done, err := a.repeated(ctx, req, att); err != nil || done {
+			return att, err
+		}
+		// It was made for another request: what that asked for, and its namespace, do not count.
+		if err := a.remove(ctx, att); err != nil {
+			return Attachment{}, err
+		}
+		if att, _, err = a.o.Store.Reserve(req.ID, choose); err != nil {
+			return Attachment{}, err
+		}
 	}
 	if err := a.wire(ctx, req.Netns, att); err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
@@ -60,6 +68,15 @@ func (a *Agent) attach(ctx context.Context, req cni.Request, pod Pod) (Attachmen
 		return Attachment{}, errors.Join(err, a.remove(undo, att))
 	}
 	return att, nil
+}
+
+// repeated reports whether a record is that of the same ADD, finished, in the same namespace. A runtime may start a container
+// again under its id although its DEL was lost.
+func (a *Agent) repeated(ctx context.Context, req cni.Request, att Attachment) (bool, error) {
+	if !att.Committed {
+		return false, nil
+	}
+	return a.o.Datapath.Attached(ctx, req.Netns, att)
 }
 
 // wire brings a reserved attachment into the world.

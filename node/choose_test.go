@@ -2,7 +2,12 @@ package node_test
 
 import (
 	"net/netip"
+	"os"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gaggle-cni/gaggle/cni"
 	"github.com/gaggle-cni/gaggle/cni/wire"
@@ -84,4 +89,44 @@ func TestDefaultRoute(t *testing.T) {
 		}
 	}
 	w.check(map[int]bool{1: true, 2: true, 3: true, 4: true})
+}
+
+// A container that comes again under its id, in another namespace, is attached anew: what the lost DEL left goes.
+func TestSameIDInAnotherNamespace(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.start()
+	if _, err := w.add(1); err != nil {
+		t.Fatal(err)
+	}
+	again := request(1)
+	again.Netns = os.Stdout
+	again.Conf.IPs = []netip.Addr{netip.MustParseAddr("10.1.0.77")}
+	r, err := w.agent.Add(t.Context(), again)
+	if err != nil || r.IPs[1].Address.Addr() != again.Conf.IPs[0] {
+		t.Errorf("addresses %v, %v; want what is asked for now", r.IPs, err)
+	}
+	if ok, err := w.datapath.Attached(t.Context(), os.Stdout, w.db.All()[0]); err != nil || !ok {
+		t.Errorf("attached in the new namespace: %v, %v", ok, err)
+	}
+	w.check(map[int]bool{1: true})
+}
+
+// The minute's look at everything comes on a node that is never quiet, too.
+func TestDoubtOnABusyNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, testConfig())
+		w.start()
+		want := w.outside()
+		w.routes.Set(nil) // nobody is told
+		for range 8 {
+			time.Sleep(10 * time.Second)
+			if _, err := w.agent.Settle(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if diff := cmp.Diff(want, w.outside(), cmpOptions()...); diff != "" {
+			t.Errorf("not put right (-want +got):\n%s", diff)
+		}
+		w.kill()
+	})
 }

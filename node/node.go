@@ -155,6 +155,8 @@ type Datapath interface {
 	Attach(ctx context.Context, netns *os.File, a Attachment) error
 	// Detach removes the attachment's veth pair. Absent is no error; a link that is not ours is left alone.
 	Detach(ctx context.Context, a Attachment) error
+	// Attached reports whether the attachment's veth pair is there, with its end in this namespace.
+	Attached(ctx context.Context, netns *os.File, a Attachment) (bool, error)
 	// Check compares an attachment with the kernel, at both ends, and changes nothing. Its error names each difference.
 	Check(ctx context.Context, netns *os.File, a Attachment) error
 	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination

@@ -27,6 +27,8 @@ var version = "dev"
 const (
 	stdinTimeout = 10 * time.Second // a runtime writes the configuration at once
 	callTimeout  = 60 * time.Second
+	delTimeout   = 20 * time.Second // beyond it the DEL is kept: the node process hangs
+	secondCall   = 2 * time.Second  // of a DEL that is kept already
 )
 
 // A command is a value of CNI_COMMAND that goes to the node process.
@@ -43,7 +45,7 @@ var (
 	commands  = map[string]command{
 		"ADD":   {container, true, 5 * time.Second, callTimeout, wire.CodeTryAgainLater},
 		"CHECK": {container, true, 5 * time.Second, callTimeout, wire.CodeTryAgainLater},
-		"DEL":   {[]string{"CNI_CONTAINERID", "CNI_IFNAME"}, false, 3 * time.Second, callTimeout, wire.CodeTryAgainLater},
+		"DEL":   {[]string{"CNI_CONTAINERID", "CNI_IFNAME"}, false, 3 * time.Second, delTimeout, wire.CodeTryAgainLater},
 		"GC":    {nil, false, 5 * time.Second, callTimeout, wire.CodeTryAgainLater},
 		// A runtime may hold a lock while it asks, every few seconds.
 		"STATUS": {nil, false, time.Second, time.Second, wire.CodeNotAvailable},
@@ -185,7 +187,8 @@ func enqueue(socket string, req wire.Request, cmd command, subject string) *wire
 			Details: "is gaggle node running on this node? its log says why not",
 		}
 	}
-	cmd.dial = dialInterval
+	cmd.dial, cmd.call = dialInterval, secondCall
+	req.Timeout = cmd.call.Milliseconds()
 	resp, err := ask(socket, req, nil, cmd)
 	switch {
 	case err != nil: // it is kept

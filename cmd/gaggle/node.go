@@ -238,6 +238,12 @@ func (p *process) startSpeaker(ctx context.Context) error {
 	for _, pool := range p.config.Pools {
 		own = append(own, pool.Prefix)
 	}
+	// A pool may have gone from the configuration while its pods live on; new ones come from the pools above.
+	for _, att := range p.db.All() {
+		for _, addr := range att.Addrs {
+			own = append(own, netip.PrefixFrom(addr, addr.BitLen()))
+		}
+	}
 	return p.speaker.Permit(ctx, own)
 }
 

@@ -52,6 +52,40 @@ func (d *Datapath) Check(ctx context.Context, ns *os.File, a node.Attachment) er
 	)
 }
 
+// Attached implements [node.Datapath].
+func (d *Datapath) Attached(_ context.Context, ns *os.File, a node.Attachment) (bool, error) {
+	if err := d.checkNamespace(ns); err != nil {
+		return false, err
+	}
+	fd := netns.NsHandle(ns.Fd())
+	host, giveBack, err := d.handle()
+	if err != nil {
+		return false, err
+	}
+	defer giveBack()
+	pod, err := netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
+	if err != nil {
+		return false, fmt.Errorf("open netlink socket in the container: %w", err)
+	}
+	defer pod.Close()
+	hostEnd, err := host.LinkByName(a.HostIf)
+	if err != nil {
+		return false, unlessGone(err)
+	}
+	podEnd, err := pod.LinkByName(a.ID.IfName)
+	if err != nil {
+		return false, unlessGone(err)
+	}
+	return checkPair(host, hostEnd, podEnd, int(fd)) == nil, nil
+}
+
+func unlessGone(err error) error {
+	if gone(err) {
+		return nil
+	}
+	return err
+}
+
 func missing(what string, err error) error {
 	if gone(err) {
 		return fmt.Errorf("%s is missing", what)

@@ -157,6 +157,7 @@ type Datapath struct {
 
 	mu    sync.Mutex
 	links map[string]node.Attachment
+	where map[string]*os.File // the namespace of each
 }
 
 // Links returns the host links that are there.
@@ -167,7 +168,7 @@ func (d *Datapath) Links() map[string]node.Attachment {
 }
 
 // Attach implements [node.Datapath].
-func (d *Datapath) Attach(ctx context.Context, _ *os.File, a node.Attachment) error {
+func (d *Datapath) Attach(ctx context.Context, netns *os.File, a node.Attachment) error {
 	if d.FailAttach != nil {
 		if err := d.FailAttach(a); err != nil {
 			return err
@@ -182,9 +183,9 @@ func (d *Datapath) Attach(ctx context.Context, _ *os.File, a node.Attachment) er
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.links == nil {
-		d.links = make(map[string]node.Attachment)
+		d.links, d.where = make(map[string]node.Attachment), make(map[string]*os.File)
 	}
-	d.links[a.HostIf] = a
+	d.links[a.HostIf], d.where[a.HostIf] = a, netns
 	return nil
 }
 
@@ -202,6 +203,14 @@ func (d *Datapath) Detach(_ context.Context, a node.Attachment) error {
 	defer d.mu.Unlock()
 	delete(d.links, a.HostIf)
 	return nil
+}
+
+// Attached implements [node.Datapath].
+func (d *Datapath) Attached(_ context.Context, netns *os.File, a node.Attachment) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.links[a.HostIf]
+	return ok && d.where[a.HostIf] == netns, nil
 }
 
 // Check implements [node.Datapath].
