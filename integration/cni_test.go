@@ -334,6 +334,48 @@ func TestSecondInterface(t *testing.T) {
 	must(t, err)
 }
 
+// I19, D09: a pod whose pool has gone from the configuration keeps its address, which is announced by itself.
+func TestPodOfARemovedPool(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	awaitPools(t, l, n)
+	p, r := attach(t, n, "a")
+	must(t, n.Process().Terminate(within(t, 20*time.Second)))
+	must(t, n.Start(t.Context(), n.Config(lab.Peering{Over4: true, Pool4: "10.245.1.0/24"})))
+	// The router keeps the old routes for a while: what counts is what it is told by the new process.
+	for wait := within(t, 30*time.Second); ; {
+		out, err := n.NS.Exec(wait, filepath.Join(bin, "gobgp"), "--target=unix://"+filepath.Join(n.RunDir, "gobgp.sock"), "neighbor", lab.Router4, "adj-out")
+		if err == nil && strings.Contains(out, r.Addr(false).String()+"/32") && strings.Contains(out, "10.245.1.0/24") {
+			break
+		}
+		if wait.Err() != nil {
+			t.Fatalf("announced are: %v\n%s", err, out)
+		}
+	}
+	_, err := lab.Ping(within(t, 10*time.Second), l.Client, r.Addr(false))
+	must(t, err)
+	must(t, p.Del(t.Context()))
+}
+
+// C03: a container that comes again under its id, in another namespace, is attached there.
+func TestContainerComesAgain(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	awaitPools(t, l, n)
+	p, _ := attach(t, n, "a")
+	other, err := l.Namespace(t.Context(), "again")
+	must(t, err)
+	p.NS = other
+	r, err := p.Add(t.Context())
+	must(t, err)
+	for _, six := range []bool{true, false} {
+		_, err := lab.Ping(within(t, 10*time.Second), l.Client, r.Addr(six))
+		must(t, err)
+	}
+	must(t, p.Del(t.Context()))
+	if got := podList(t, n); len(got) != 0 {
+		t.Errorf("records left: %+v", got)
+	}
+}
+
 // E09, I02, I05, B-030: what somebody removes on the node is back within a second, and pods are reached again.
 func TestRepair(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
