@@ -100,6 +100,9 @@ func parseLargeCommunity(text string) (v [3]uint32, err error) {
 		}
 		v[i] = uint32(n)
 	}
+	if v[0] == 0 {
+		return v, fmt.Errorf("%q: AS 0 is nobody's (RFC 7607)", text)
+	}
 	return v, nil
 }
 

@@ -53,6 +53,7 @@ func TestParseLargeCommunities(t *testing.T) {
 		{"sorted by number, once each", []string{"64512:10:1", "64512:9:1", "64512:10:1"}, "64512:9:1 64512:10:1", ""},
 		{"the largest", []string{"4294967295:4294967295:4294967295"}, "4294967295:4294967295:4294967295", ""},
 		{"too large", []string{"4294967296:1:1"}, "", "below 4294967296"},
+		{"AS 0", []string{"0:0:3"}, "", "AS 0"},
 		{"two parts", []string{"64512:1"}, "", "not a large community"},
 		{"empty part", []string{"64512::1"}, "", "not a large community"},
 	} {

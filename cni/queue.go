@@ -23,11 +23,27 @@ func (s *Server) Replay(ctx context.Context) error {
 	}
 	var errs []error
 	for _, path := range paths {
+		if ctx.Err() != nil { // what is cut off in the middle would free addresses before they are withdrawn
+			errs = append(errs, fmt.Errorf("deletions: %w", context.Cause(ctx)))
+			break
+		}
 		if err := s.replay(ctx, path); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// noneWaits makes sure that no deletion of this very attachment is still to be done.
+func (s *Server) noneWaits(id ID) error {
+	_, err := os.Stat(wire.QueuePath(s.o.Queue, wire.Deletion{Network: id.Network, ContainerID: id.ContainerID, IfName: id.IfName}))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return &Error{
+		Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("container %s: an earlier DEL of it is still to be done", id.ContainerID),
+		Details: "the node process's log says why",
+	}
 }
 
 func (s *Server) replay(ctx context.Context, path string) error {
@@ -51,14 +67,14 @@ func (s *Server) replay(ctx context.Context, path string) error {
 }
 
 func parseQueued(data []byte) (Request, error) {
-	var w wire.Request
-	if err := json.Unmarshal(data, &w); err != nil {
+	var d wire.Deletion
+	if err := json.Unmarshal(data, &d); err != nil {
 		return Request{}, fmt.Errorf("decode deletion: %w", err)
 	}
-	if w.Command != "DEL" {
-		return Request{}, fmt.Errorf("command %q in the queue of deletions", clip(w.Command, 50))
+	if err := errors.Join(wire.CheckName(d.Network), wire.CheckName(d.ContainerID), wire.CheckIfName(d.IfName)); err != nil {
+		return Request{}, fmt.Errorf("deletion: %w", err)
 	}
-	return parse(w, nil)
+	return Request{ID: ID{Network: d.Network, ContainerID: d.ContainerID, IfName: d.IfName}, Conf: Conf{Name: d.Network}}, nil
 }
 
 func remove(path string) error {

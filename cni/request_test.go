@@ -150,7 +150,7 @@ func TestReplay(t *testing.T) {
 			}
 		}
 	}
-	for name, text := range map[string]string{"a.json": "{", "b.json": `{"command":"ADD"}`, "c.json": `{"command":"DEL","protocol":1}`, ".new-1": ""} {
+	for name, text := range map[string]string{"a.json": "{", "b.json": `{}`, "c.json": `{"network":"net","containerID":"../x","ifName":"eth0"}`, ".new-1": ""} {
 		if err := os.WriteFile(filepath.Join(queue, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -165,6 +165,11 @@ func TestReplay(t *testing.T) {
 	waiting, err := wire.Queued(queue)
 	if err != nil || len(waiting) != 1 {
 		t.Errorf("%v, %v wait, want the one that failed", waiting, err)
+	}
+	again := addRequest(conf) // of the container whose deletion failed
+	again.ContainerID = "stuck"
+	if resp := ask(t, socket, again, devNull(t)); resp.Error == nil || resp.Error.Code != wire.CodeTryAgainLater {
+		t.Errorf("ADD before its DEL is done: %+v, want code 11", resp.Error)
 	}
 	mu.Lock()
 	fail = false

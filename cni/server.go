@@ -174,6 +174,9 @@ func (s *Server) call(ctx context.Context, wreq wire.Request, netns *os.File) (r
 		if err := s.Replay(ctx); err != nil {
 			s.o.Log.WarnContext(ctx, "deletions wait to be done", "err", err)
 		}
+		if err = s.noneWaits(req.ID); err != nil {
+			break // done later, it would take the new one for the old
+		}
 		var result Result
 		if result, err = s.o.Handler.Add(ctx, req); err == nil {
 			data, err = encodeResult(result, req)

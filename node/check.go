@@ -28,9 +28,11 @@ func (a *Agent) Check(ctx context.Context, req cni.Request) error {
 	}
 	var diffs differences
 	diffs = append(diffs, checkPrevious(att, req.Previous)...)
-	if err := a.o.Datapath.Check(ctx, req.Netns, expected(att, req.Previous)); err != nil {
-		diffs = append(diffs, err)
+	inKernel, err := a.o.Datapath.Check(ctx, req.Netns, expected(att, req.Previous))
+	if err != nil {
+		return a.cniError(pod, req.ID, err) // not seen is not wrong
 	}
+	diffs = append(diffs, inKernel...)
 	outside, err := a.checkOutside(ctx, att)
 	if err != nil {
 		return a.cniError(pod, req.ID, err)
@@ -48,7 +50,7 @@ type differences []error
 func (d differences) Error() string {
 	texts := make([]string, 0, len(d))
 	for _, err := range d {
-		texts = append(texts, strings.ReplaceAll(err.Error(), "\n", "; "))
+		texts = append(texts, err.Error())
 	}
 	return strings.Join(texts, "; ")
 }

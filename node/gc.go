@@ -21,6 +21,10 @@ func (a *Agent) GC(ctx context.Context, network string, inUse []cni.ID) error {
 		if att.ID.Network != network || used[att.ID] || att.Created.After(began) {
 			continue
 		}
+		if ctx.Err() != nil { // what is cut off in the middle would free addresses before they are withdrawn
+			errs = append(errs, fmt.Errorf("collect the rest: %w", context.Cause(ctx)))
+			break
+		}
 		if err := a.collect(ctx, att); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", att.ID, err))
 		}

@@ -157,8 +157,9 @@ type Datapath interface {
 	Detach(ctx context.Context, a Attachment) error
 	// Attached reports whether the attachment's veth pair is there, with its end in this namespace.
 	Attached(ctx context.Context, netns *os.File, a Attachment) (bool, error)
-	// Check compares an attachment with the kernel, at both ends, and changes nothing. Its error names each difference.
-	Check(ctx context.Context, netns *os.File, a Attachment) error
+	// Check compares an attachment with the kernel, at both ends, and names each difference. It changes nothing. An error
+	// means that it could not see.
+	Check(ctx context.Context, netns *os.File, a Attachment) (differences []error, err error)
 	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination
 	// that cannot be reached is left out.
 	Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Addr]Uplink, error)

@@ -30,6 +30,9 @@ func CheckIfName(name string) error {
 		return fmt.Errorf("is empty")
 	case len(name) > 15:
 		return fmt.Errorf("%q: has %d characters, want 15 at most", name, len(name))
+	case name == "all" || name == "default" || strings.Contains(name, "%"):
+		// The kernel's settings have the first two for all links, and it takes %d for a number of its choice.
+		return fmt.Errorf("%q: cannot be the name of a container's interface", name)
 	case name == "." || name == "..":
 		return fmt.Errorf("%q: not an interface name", name)
 	case strings.ContainsAny(name, "/: \t\n\v\f\r"):

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -24,11 +25,17 @@ var ErrQueueFull = fmt.Errorf("%d deletions wait already", MaxQueue)
 // queueSuffix tells entries from files that are still being written.
 const queueSuffix = ".json"
 
-// Enqueue keeps a DEL durably and returns its file. Only what names the attachment is kept; a repeat replaces it.
+// A Deletion is a DEL that is kept: what names the attachment, and nothing that a later version might refuse.
+type Deletion struct {
+	Network     string `json:"network"`
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifName"`
+}
+
+// Enqueue keeps a DEL durably and returns its file. A repeat replaces it.
 func Enqueue(dir string, r Request) (path string, err error) {
 	var conf struct {
-		CNIVersion string `json:"cniVersion"`
-		Name       string `json:"name"`
+		Name string `json:"name"`
 	}
 	if err := json.Unmarshal(r.Config, &conf); err != nil {
 		return "", fmt.Errorf("network configuration: %w", err)
@@ -36,26 +43,29 @@ func Enqueue(dir string, r Request) (path string, err error) {
 	if err := CheckName(conf.Name); err != nil {
 		return "", fmt.Errorf("network configuration: name %w", err)
 	}
-	if r.Config, err = json.Marshal(conf); err != nil {
-		return "", fmt.Errorf("encode network configuration: %w", err)
-	}
-	data, err := json.Marshal(r)
+	d := Deletion{conf.Name, r.ContainerID, r.IfName}
+	data, err := json.Marshal(d)
 	if err != nil {
 		return "", fmt.Errorf("encode deletion: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("make queue of deletions: %w", err)
 	}
+	path = QueuePath(dir, d)
 	waiting, err := Queued(dir)
 	if err != nil {
 		return "", err
 	}
-	if len(waiting) >= MaxQueue {
+	if len(waiting) >= MaxQueue && !slices.Contains(waiting, path) {
 		return "", ErrQueueFull
 	}
-	sum := sha256.Sum256([]byte(conf.Name + "/" + r.ContainerID + "/" + r.IfName))
-	path = filepath.Join(dir, hex.EncodeToString(sum[:16])+queueSuffix)
 	return path, writeDurably(path, data)
+}
+
+// QueuePath is the file of a deletion.
+func QueuePath(dir string, d Deletion) string {
+	sum := sha256.Sum256([]byte(d.Network + "/" + d.ContainerID + "/" + d.IfName))
+	return filepath.Join(dir, hex.EncodeToString(sum[:16])+queueSuffix)
 }
 
 // writeDurably leaves a whole file under the path or none, also over a crash.

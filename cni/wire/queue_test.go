@@ -28,13 +28,12 @@ func TestEnqueue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var r Request
-		if err := json.Unmarshal(data, &r); err != nil {
+		var d Deletion
+		if err := json.Unmarshal(data, &d); err != nil {
 			t.Fatal(err)
 		}
-		// What names the attachment is kept, with its version, and nothing else of the configuration.
-		if r.ContainerID != id || r.IfName != "eth0" || r.Args == "" || string(r.Config) != `{"cniVersion":"0.4.0","name":"net"}` {
-			t.Errorf("kept %s", data)
+		if want := (Deletion{"net", id, "eth0"}); d != want || strings.Contains(string(data), "secret") {
+			t.Errorf("kept %s, want %+v alone", data, want)
 		}
 	}
 	paths, err := Queued(dir)
@@ -68,6 +67,15 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 	if _, err := Enqueue(dir, deletion("a")); !errors.Is(err, ErrQueueFull) {
 		t.Errorf("Enqueue() = %v, want %v", err, ErrQueueFull)
+	}
+	// What waits already may be said again.
+	if err := os.Remove(filepath.Join(dir, "0"+queueSuffix)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := Enqueue(dir, deletion("a")); err != nil {
+			t.Error(err)
+		}
 	}
 	if paths, err := Queued(dir); err != nil || len(paths) != MaxQueue {
 		t.Errorf("%d wait, %v; want %d", len(paths), err, MaxQueue)

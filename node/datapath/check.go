@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -17,122 +16,139 @@ import (
 
 // Check implements [node.Datapath]. What plugins that are chained after us may have changed is tolerated: a smaller MTU in the
 // container, further addresses, and routes that were moved to another table.
-func (d *Datapath) Check(ctx context.Context, ns *os.File, a node.Attachment) error {
-	if err := d.checkNamespace(ns); err != nil {
-		return err
-	}
-	fd := netns.NsHandle(ns.Fd())
-	host, giveBack, err := d.handle()
+func (d *Datapath) Check(ctx context.Context, ns *os.File, a node.Attachment) (differences []error, err error) {
+	c := &checker{a: a}
+	done, err := c.open(d, ns)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer giveBack()
-	pod, err := netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("open netlink socket in the container: %w", err)
+	defer done()
+	if c.hostEnd == nil || c.podEnd == nil {
+		return c.differences, nil
 	}
-	defer pod.Close()
-
-	hostEnd, err := host.LinkByName(a.HostIf)
-	if err != nil {
-		return missing("link "+a.HostIf, err)
+	inside := a.ID.IfName + " in the container"
+	if err := c.pair(int(ns.Fd())); err != nil {
+		return nil, err
 	}
-	podEnd, err := pod.LinkByName(a.ID.IfName)
-	if err != nil {
-		return missing("link "+a.ID.IfName+" in the container", err)
+	c.link(c.hostEnd, a.HostIf, a.HostMAC)
+	c.link(c.podEnd, inside, a.MAC)
+	c.mtu()
+	if err := c.addrs(ctx, c.host, c.hostEnd, a.HostIf, gatewayAddrs(a)); err != nil {
+		return nil, err
 	}
-	return errors.Join(
-		checkPair(host, hostEnd, podEnd, int(fd)),
-		checkLink(hostEnd, a.HostIf, a.HostMAC),
-		checkLink(podEnd, a.ID.IfName+" in the container", a.MAC),
-		checkMTU(hostEnd, podEnd, a),
-		checkAddrs(ctx, host, hostEnd, a.HostIf, gatewayAddrs(a)),
-		checkAddrs(ctx, pod, podEnd, a.ID.IfName+" in the container", hostPrefixes(a.Addrs)),
-		checkGateways(ctx, pod, podEnd, a),
-	)
+	if err := c.addrs(ctx, c.pod, c.podEnd, inside, hostPrefixes(a.Addrs)); err != nil {
+		return nil, err
+	}
+	if err := c.gateways(ctx); err != nil {
+		return nil, err
+	}
+	return c.differences, nil
 }
 
 // Attached implements [node.Datapath].
 func (d *Datapath) Attached(_ context.Context, ns *os.File, a node.Attachment) (bool, error) {
-	if err := d.checkNamespace(ns); err != nil {
+	c := &checker{a: a}
+	done, err := c.open(d, ns)
+	if err != nil {
 		return false, err
 	}
-	fd := netns.NsHandle(ns.Fd())
+	defer done()
+	if c.hostEnd == nil || c.podEnd == nil {
+		return false, nil
+	}
+	err = c.pair(int(ns.Fd()))
+	return err == nil && len(c.differences) == 0, err
+}
+
+// A checker looks at one attachment. Its methods note differences, and return an error only when they could not see.
+type checker struct {
+	a               node.Attachment
+	host, pod       *netlink.Handle
+	hostEnd, podEnd netlink.Link // nil when missing
+
+	differences []error
+}
+
+func (c *checker) differ(format string, args ...any) {
+	c.differences = append(c.differences, fmt.Errorf(format, args...))
+}
+
+// open finds both ends.
+func (c *checker) open(d *Datapath, ns *os.File) (done func(), err error) {
+	if err := d.checkNamespace(ns); err != nil {
+		return nil, err
+	}
 	host, giveBack, err := d.handle()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	defer giveBack()
-	pod, err := netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
+	pod, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
 	if err != nil {
-		return false, fmt.Errorf("open netlink socket in the container: %w", err)
+		giveBack()
+		return nil, fmt.Errorf("open netlink socket in the container: %w", err)
 	}
-	defer pod.Close()
-	hostEnd, err := host.LinkByName(a.HostIf)
+	done = func() { giveBack(); pod.Close() }
+	c.host, c.pod = host, pod
+	c.hostEnd, err = c.find(host, c.a.HostIf, "")
+	if err == nil {
+		c.podEnd, err = c.find(pod, c.a.ID.IfName, " in the container")
+	}
 	if err != nil {
-		return false, unlessGone(err)
+		done()
+		return nil, err
 	}
-	podEnd, err := pod.LinkByName(a.ID.IfName)
-	if err != nil {
-		return false, unlessGone(err)
-	}
-	return checkPair(host, hostEnd, podEnd, int(fd)) == nil, nil
+	return done, nil
 }
 
-func unlessGone(err error) error {
+func (c *checker) find(h *netlink.Handle, name, where string) (netlink.Link, error) {
+	link, err := h.LinkByName(name)
 	if gone(err) {
+		c.differ("link %s%s is missing", name, where)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for link %s%s: %w", name, where, err)
+	}
+	return link, nil
+}
+
+// pair makes sure that the two are each other's ends, in these two namespaces: the same numbers may exist elsewhere.
+func (c *checker) pair(pod int) error {
+	h, p := c.hostEnd.Attrs(), c.podEnd.Attrs()
+	if !ours(c.hostEnd) {
+		c.differ("link %s is not ours: its type is %s and its group %d", h.Name, c.hostEnd.Type(), h.Group)
 		return nil
 	}
-	return err
-}
-
-func missing(what string, err error) error {
-	if gone(err) {
-		return fmt.Errorf("%s is missing", what)
+	if c.podEnd.Type() != "veth" || h.ParentIndex != p.Index || p.ParentIndex != h.Index {
+		c.differ("links %s and %s in the container are not ends of one veth pair", h.Name, p.Name)
+		return nil
 	}
-	return fmt.Errorf("look for %s: %w", what, err)
-}
-
-// checkPair makes sure that the two are each other's ends, in these two namespaces: the same numbers may exist elsewhere.
-func checkPair(host *netlink.Handle, hostEnd, podEnd netlink.Link, pod int) error {
-	h, p := hostEnd.Attrs(), podEnd.Attrs()
-	if !ours(hostEnd) {
-		return fmt.Errorf("link %s is not ours: its type is %s and its group %d", h.Name, hostEnd.Type(), h.Group)
-	}
-	if podEnd.Type() != "veth" || h.ParentIndex != p.Index || p.ParentIndex != h.Index {
-		return fmt.Errorf("links %s and %s in the container are not ends of one veth pair", h.Name, p.Name)
-	}
-	id, err := host.GetNetNsIdByFd(pod)
+	id, err := c.host.GetNetNsIdByFd(pod)
 	if err != nil {
 		return fmt.Errorf("find the container's network namespace: %w", err)
 	}
 	if h.NetNsID != id {
-		return fmt.Errorf("the other end of %s is in another network namespace", h.Name)
+		c.differ("the other end of %s is in another network namespace", h.Name)
 	}
 	return nil
 }
 
-func checkLink(link netlink.Link, name string, mac node.MAC) error {
-	var errs []error
-	a := link.Attrs()
+func (c *checker) link(link netlink.Link, name string, mac node.MAC) {
 	if !isUp(link) {
-		errs = append(errs, fmt.Errorf("link %s is down", name))
+		c.differ("link %s is down", name)
 	}
-	if got := a.HardwareAddr.String(); got != mac.String() {
-		errs = append(errs, fmt.Errorf("MAC of %s is %s, want %s", name, got, mac))
+	if got := link.Attrs().HardwareAddr.String(); got != mac.String() {
+		c.differ("MAC of %s is %s, want %s", name, got, mac)
 	}
-	return errors.Join(errs...)
 }
 
-func checkMTU(hostEnd, podEnd netlink.Link, a node.Attachment) error {
-	var errs []error
-	if got := hostEnd.Attrs().MTU; got != a.MTU {
-		errs = append(errs, fmt.Errorf("MTU of %s is %d, want %d", a.HostIf, got, a.MTU))
+func (c *checker) mtu() {
+	if got := c.hostEnd.Attrs().MTU; got != c.a.MTU {
+		c.differ("MTU of %s is %d, want %d", c.a.HostIf, got, c.a.MTU)
 	}
-	if got := podEnd.Attrs().MTU; got > a.MTU {
-		errs = append(errs, fmt.Errorf("MTU of %s in the container is %d, want %d at most", a.ID.IfName, got, a.MTU))
+	if got := c.podEnd.Attrs().MTU; got > c.a.MTU {
+		c.differ("MTU of %s in the container is %d, want %d at most", c.a.ID.IfName, got, c.a.MTU)
 	}
-	return errors.Join(errs...)
 }
 
 func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
@@ -142,12 +158,11 @@ func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
 	return out
 }
 
-func checkAddrs(ctx context.Context, h *netlink.Handle, link netlink.Link, name string, want []netip.Prefix) error {
+func (c *checker) addrs(ctx context.Context, h *netlink.Handle, link netlink.Link, name string, want []netip.Prefix) error {
 	have, err := addresses(ctx, h, link)
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, p := range want {
 		i := slices.IndexFunc(have, func(a netlink.Addr) bool {
 			bits, _ := a.Mask.Size()
@@ -155,41 +170,40 @@ func checkAddrs(ctx context.Context, h *netlink.Handle, link netlink.Link, name 
 		})
 		switch {
 		case i < 0:
-			errs = append(errs, fmt.Errorf("address %s of %s is missing", p, name))
+			c.differ("address %s of %s is missing", p, name)
 		case p.Addr().Is6() && have[i].Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0:
-			errs = append(errs, fmt.Errorf("address %s of %s cannot be used yet", p, name))
+			c.differ("address %s of %s cannot be used yet", p, name)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// checkGateways looks for the ways out of the container, and at the neighbours they lead to.
-func checkGateways(ctx context.Context, pod *netlink.Handle, link netlink.Link, a node.Attachment) error {
-	var errs []error
-	for _, addr := range a.Addrs {
+// gateways looks for the ways out of the container, and at the neighbours they lead to.
+func (c *checker) gateways(ctx context.Context) error {
+	for _, addr := range c.a.Addrs {
 		family, gateway := netlink.FAMILY_V6, node.Gateway6
 		if addr.Is4() {
 			family, gateway = netlink.FAMILY_V4, node.Gateway4
 		}
-		routes, err := allRoutes(ctx, pod, family)
+		routes, err := allRoutes(ctx, c.pod, family)
 		if err != nil {
 			return err
 		}
-		if !a.NoDefault && !slices.ContainsFunc(routes, func(r netlink.Route) bool {
-			return prefixOf(r.Dst, family).Bits() == 0 && r.LinkIndex == link.Attrs().Index && addrOf(r.Gw) == gateway
+		if !c.a.NoDefault && !slices.ContainsFunc(routes, func(r netlink.Route) bool {
+			return prefixOf(r.Dst, family).Bits() == 0 && r.LinkIndex == c.podEnd.Attrs().Index && addrOf(r.Gw) == gateway
 		}) {
-			errs = append(errs, fmt.Errorf("default route via %s in the container is missing", gateway))
+			c.differ("default route via %s in the container is missing", gateway)
 		}
-		neighbours, err := neighbours(ctx, pod, link, family)
+		neighbours, err := neighbours(ctx, c.pod, c.podEnd, family)
 		if err != nil {
 			return err
 		}
 		for _, n := range neighbours {
 			// A missing one does no harm: the host answers for it. The kernel drops them when the link's MAC changes.
-			if mac := n.HardwareAddr.String(); addrOf(n.IP) == gateway && mac != "" && mac != a.HostMAC.String() {
-				errs = append(errs, fmt.Errorf("neighbour %s in the container is %s, want %s", gateway, mac, a.HostMAC))
+			if mac := n.HardwareAddr.String(); addrOf(n.IP) == gateway && mac != "" && mac != c.a.HostMAC.String() {
+				c.differ("neighbour %s in the container is %s, want %s", gateway, mac, c.a.HostMAC)
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }

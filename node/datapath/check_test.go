@@ -2,6 +2,7 @@ package datapath_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -112,12 +113,13 @@ func TestCheck(t *testing.T) {
 				return of("eth0", w.describe(pod)), slices.DeleteFunc(of(a.HostIf, w.describe(w.ns)), neighbour)
 			}
 			podBefore, nodeBefore := see()
-			err := w.d.Check(t.Context(), pod, a)
-			switch {
-			case tt.want == "" && err != nil:
-				t.Errorf("Check() = %v, want none", err)
-			case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
-				t.Errorf("Check() = %v, want one about %q", err, tt.want)
+			diffs, err := w.d.Check(t.Context(), pod, a)
+			w.must(err)
+			switch got := fmt.Sprint(diffs); {
+			case tt.want == "" && len(diffs) > 0:
+				t.Errorf("Check() = %s, want none", got)
+			case tt.want != "" && !strings.Contains(got, tt.want):
+				t.Errorf("Check() = %s, want one about %q", got, tt.want)
 			}
 			podAfter, nodeAfter := see()
 			w.compare("pod", podBefore, podAfter)
@@ -130,13 +132,18 @@ func TestCheck(t *testing.T) {
 func TestCheckInAnotherNamespace(t *testing.T) {
 	w := newWorld(t)
 	a, b := attachment(1, pod6, pod4), attachment(2, rtr6, rtr4)
-	w.attach(a)
-	other := w.attach(b)
-	err := w.d.Check(t.Context(), other, a)
-	if err == nil {
+	first, other := w.attach(a), w.attach(b)
+	diffs, err := w.d.Check(t.Context(), other, a)
+	w.must(err)
+	if len(diffs) == 0 {
 		t.Error("Check() finds nothing wrong with another container's namespace")
 	}
-	if err := w.d.Check(t.Context(), w.ns, a); !errors.Is(err, node.ErrNetns) {
+	for ns, want := range map[*os.File]bool{first: true, other: false} {
+		if got, err := w.d.Attached(t.Context(), ns, a); err != nil || got != want {
+			t.Errorf("Attached() = %v, %v; want %v", got, err, want)
+		}
+	}
+	if _, err := w.d.Check(t.Context(), w.ns, a); !errors.Is(err, node.ErrNetns) {
 		t.Errorf("Check() in the node's namespace = %v, want %v", err, node.ErrNetns)
 	}
 }

@@ -214,17 +214,17 @@ func (d *Datapath) Attached(_ context.Context, netns *os.File, a node.Attachment
 }
 
 // Check implements [node.Datapath].
-func (d *Datapath) Check(_ context.Context, _ *os.File, a node.Attachment) error {
+func (d *Datapath) Check(_ context.Context, _ *os.File, a node.Attachment) (differences []error, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	have, ok := d.links[a.HostIf]
 	if !ok {
-		return fmt.Errorf("link %s is missing", a.HostIf)
+		return []error{fmt.Errorf("link %s is missing", a.HostIf)}, nil
 	}
 	if have.MAC != a.MAC {
-		return fmt.Errorf("MAC of %s is %s, want %s", a.ID.IfName, have.MAC, a.MAC)
+		differences = append(differences, fmt.Errorf("MAC of %s is %s, want %s", a.ID.IfName, have.MAC, a.MAC))
 	}
-	return nil
+	return differences, nil
 }
 
 // Uplinks implements [node.Datapath].
