@@ -70,14 +70,29 @@ func (i *installer) check() error {
 	if filepath.Base(i.name) != i.name || !isConflist(i.name) {
 		return usageError{fmt.Errorf("--conf-name %q: want the name of a file that ends in .conflist", i.name)}
 	}
-	if i.plugin != "" {
-		return nil
+	if i.wait < 0 {
+		return usageError{fmt.Errorf("--wait %v: want 0s or more", i.wait)}
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find gaggle-cni: %w; name it with --plugin", err)
+		return fmt.Errorf("find this program: %w", err)
 	}
-	i.plugin = filepath.Join(filepath.Dir(self), "gaggle-cni")
+	if i.plugin == "" {
+		i.plugin = filepath.Join(filepath.Dir(self), "gaggle-cni")
+	}
+	// A runtime has another working directory.
+	for _, dir := range []*string{&i.runDir, &i.binDir} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return err
+		}
+	}
+	mine, err := os.Stat(self)
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	if there, err := os.Stat(filepath.Join(i.binDir, pluginName)); err == nil && os.SameFile(mine, there) {
+		return usageError{fmt.Errorf("--bin-dir %s is where this program is, and the plugin has the same name there: move this program elsewhere", i.binDir)}
+	}
 	return nil
 }
 
@@ -107,7 +122,7 @@ func (i *installer) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := i.put(filepath.Join(i.binDir, pluginName), plugin, 0o755); err != nil {
+	if err := i.putPlugin(ctx, plugin); err != nil {
 		return err
 	}
 	if err := i.checkChain(ctx, conf); err != nil {
@@ -122,8 +137,24 @@ func (i *installer) install(ctx context.Context) error {
 	return i.warnOfOthers()
 }
 
+// putPlugin replaces the plugin by one that works.
+func (i *installer) putPlugin(ctx context.Context, plugin []byte) error {
+	path := filepath.Join(i.binDir, pluginName)
+	changed, err := replaceFile(path, plugin, 0o755, func(path string) error {
+		_, err := callPlugin(ctx, path, "VERSION", nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("install the plugin %s: %w", i.plugin, err)
+	}
+	if changed {
+		fmt.Fprintln(i.c.stdout, "installed", path)
+	}
+	return nil
+}
+
 func (i *installer) put(path string, data []byte, mode fs.FileMode) error {
-	changed, err := replaceFile(path, data, mode)
+	changed, err := replaceFile(path, data, mode, nil)
 	if err != nil {
 		return fmt.Errorf("install: %w", err)
 	}
@@ -211,23 +242,19 @@ func (i *installer) awaitReady(ctx context.Context, c conflist) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, i.wait)
-	defer cancel()
 	ticker := time.NewTicker(readyInterval)
 	defer ticker.Stop()
-	var reason error
-	for {
-		_, err := callPlugin(ctx, filepath.Join(i.binDir, pluginName), "STATUS", question)
+	for end := time.After(i.wait); ; {
+		_, err := callPlugin(ctx, filepath.Join(i.binDir, pluginName), "STATUS", question) // at least once
 		if err == nil {
 			return nil
 		}
-		if reason == nil || ctx.Err() == nil { // else it says only that the plugin was killed
-			reason = err
-		}
 		select {
-		case <-ticker.C:
+		case <-end:
+			return fmt.Errorf("the conflist was not installed, as the node process cannot serve (waited %v): %w", i.wait, err)
 		case <-ctx.Done():
-			return fmt.Errorf("the conflist was not installed, as the node process cannot serve (waited %v): %w", i.wait, reason)
+			return context.Cause(ctx)
+		case <-ticker.C:
 		}
 	}
 }
@@ -239,6 +266,7 @@ func callPlugin(ctx context.Context, path, command string, stdin []byte) ([]byte
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_PATH=" + filepath.Dir(path), "PATH=" + os.Getenv("PATH")}
 	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.WaitDelay = time.Second // a child of the plugin may hold its output open
 	out, err := cmd.Output()
 	if err == nil {
 		return out, nil

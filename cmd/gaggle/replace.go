@@ -12,8 +12,8 @@ import (
 // replaceFile leaves a file with the given content and mode under the path. Whoever looks finds the old one or the new one,
 // whole: the new one is written beside it, under a name that no runtime loads, and renamed. So a program can be replaced while
 // it runs. A file that is right already is not touched: a runtime reloads its configuration, and waits for the calls under
-// way, at each sign of a change.
-func replaceFile(path string, data []byte, mode fs.FileMode) (changed bool, err error) {
+// way, at each sign of a change. What try, if not nil, says against the new file leaves the old one in place.
+func replaceFile(path string, data []byte, mode fs.FileMode, try func(path string) error) (changed bool, err error) {
 	if same, err := isSame(path, data, mode); err != nil || same {
 		return false, err
 	}
@@ -33,6 +33,11 @@ func replaceFile(path string, data []byte, mode fs.FileMode) (changed bool, err 
 	_, err = f.Write(data)
 	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return false, fmt.Errorf("write %s: %w", path, err)
+	}
+	if try != nil {
+		if err = try(f.Name()); err != nil {
+			return false, err
+		}
 	}
 	if err = os.Rename(f.Name(), path); err != nil {
 		return false, err

@@ -15,7 +15,7 @@ func TestReplaceFile(t *testing.T) {
 	path := filepath.Join(dir, "f")
 	put := func(text string, mode os.FileMode, want bool) os.FileInfo {
 		t.Helper()
-		changed, err := replaceFile(path, []byte(text), mode)
+		changed, err := replaceFile(path, []byte(text), mode, nil)
 		if err != nil || changed != want {
 			t.Errorf("replaceFile = %v, %v; want %v", changed, err, want)
 		}
@@ -65,7 +65,7 @@ func TestReplaceFile(t *testing.T) {
 func TestReplaceFileIsNeverHalf(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	contents := [][]byte{bytes.Repeat([]byte("a"), 1<<20), bytes.Repeat([]byte("b"), 1<<20)}
-	if _, err := replaceFile(path, contents[0], 0o600); err != nil {
+	if _, err := replaceFile(path, contents[0], 0o600, nil); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
@@ -85,7 +85,7 @@ func TestReplaceFileIsNeverHalf(t *testing.T) {
 		}
 	})
 	for i, end := 0, time.Now().Add(time.Second); time.Now().Before(end); i++ {
-		if _, err := replaceFile(path, contents[i%2], 0o600); err != nil {
+		if _, err := replaceFile(path, contents[i%2], 0o600, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
