@@ -11,7 +11,7 @@ import (
 type callArgs struct {
 	PodArgs
 	ips []netip.Addr
-	mac string
+	mac MAC
 }
 
 // parseArgs reads CNI_ARGS: "KEY=VALUE" pairs separated by semicolons, in any order. A key that is not known is refused
@@ -52,10 +52,11 @@ func parseArgs(text string) (args callArgs, err error) {
 			}
 			args.ips = ips
 		case "MAC":
-			if err := checkMAC(value); err != nil {
+			mac, err := parseMAC(value)
+			if err != nil {
 				return callArgs{}, fmt.Errorf("CNI_ARGS: MAC=%w", err)
 			}
-			args.mac = value
+			args.mac = mac
 		case "K8S_POD_INFRA_CONTAINER_ID": // the container id again
 		default:
 			unknown = append(unknown, clip(key, 100))

@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ type Conf struct {
 	HasAnnotations bool
 	// IPs are the addresses the runtime wants, one a family at most; MAC that of the interface in the container.
 	IPs []netip.Addr
-	MAC string
+	MAC MAC
 	// DefaultRoute says whether the interface gets the default routes; nil leaves it to the interface's name.
 	DefaultRoute *bool
 	// InUse are the attachments that a GC must leave alone; HasInUse tells "none" from "not said".
@@ -75,7 +74,7 @@ func parseConf(data []byte) (Conf, error) {
 	c := Conf{
 		CNIVersion: raw.CNIVersion, Name: raw.Name, DNS: raw.DNS,
 		Annotations: raw.RuntimeConfig.Annotations, HasAnnotations: raw.RuntimeConfig.Annotations != nil,
-		PrevResult: raw.PrevResult, DefaultRoute: raw.DefaultRoute, MAC: raw.RuntimeConfig.MAC,
+		PrevResult: raw.PrevResult, DefaultRoute: raw.DefaultRoute,
 	}
 	if raw.ValidAttachments != nil {
 		c.HasInUse = true
@@ -110,7 +109,8 @@ func parseConf(data []byte) (Conf, error) {
 		}
 		c.IPs = ips
 	}
-	if err := checkMAC(c.MAC); err != nil {
+	var err error
+	if c.MAC, err = parseMAC(raw.RuntimeConfig.MAC); err != nil {
 		return c, &Error{Code: wire.CodeInvalidConfig, Msg: fmt.Sprintf("network configuration: runtimeConfig.mac: %v", err)}
 	}
 	return c, nil
@@ -138,15 +138,19 @@ func parseIPs(texts []string) (ips []netip.Addr, err error) {
 	return ips, nil
 }
 
-func checkMAC(text string) error {
+// A MAC is an EUI-48 address; the zero value is none.
+type MAC [6]byte
+
+// parseMAC reads the MAC of one interface; no text is none.
+func parseMAC(text string) (m MAC, err error) {
 	if text == "" {
-		return nil
+		return m, nil
 	}
 	mac, err := net.ParseMAC(text)
-	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) {
-		return fmt.Errorf("%q: not the MAC address of an interface; want six bytes such as 02:00:00:00:00:01", clip(text, 100))
+	if err != nil || len(mac) != len(m) || mac[0]&1 != 0 || MAC(mac) == m {
+		return m, fmt.Errorf("%q: not the MAC address of an interface; want six bytes such as 02:00:00:00:00:01", clip(text, 100))
 	}
-	return nil
+	return MAC(mac), nil
 }
 
 func clip(s string, n int) string {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -217,8 +218,16 @@ func TestWhatIsAskedFor(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || fmt.Sprint(r.Conf.IPs) != tt.ips || r.Conf.MAC != tt.mac {
-				t.Errorf("IPs %v, MAC %q, %v; want %s and %q", r.Conf.IPs, r.Conf.MAC, err, tt.ips, tt.mac)
+			var mac MAC
+			if tt.mac != "" {
+				hw, err := net.ParseMAC(tt.mac)
+				if err != nil {
+					t.Fatal(err)
+				}
+				mac = MAC(hw)
+			}
+			if err != nil || fmt.Sprint(r.Conf.IPs) != tt.ips || r.Conf.MAC != mac {
+				t.Errorf("IPs %v, MAC %x, %v; want %s and %q", r.Conf.IPs, r.Conf.MAC, err, tt.ips, tt.mac)
 			}
 		})
 	}

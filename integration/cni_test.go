@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -46,8 +45,7 @@ func TestFailingAdds(t *testing.T) {
 		{"bad container id", func(p *lab.Pod) { p.ContainerID = "../../x" }, 4, "CNI_CONTAINERID"},   // B07
 		{"long interface name", func(p *lab.Pod) { p.IfName = "abcdefghijklmnop" }, 4, "CNI_IFNAME"}, // B08
 	}
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	records := len(podList(t, n))
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -59,11 +57,7 @@ func TestFailingAdds(t *testing.T) {
 			refused(t, p, tt.code, tt.text)
 		})
 	}
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 	if got := len(podList(t, n)); got != records {
 		t.Errorf("%d records, want %d", got, records)
 	}
@@ -87,19 +81,14 @@ func TestInterfaceIsThere(t *testing.T) {
 	p, err := n.Pod(t.Context(), "taken")
 	must(t, err)
 	must(t, p.NS.IP(t.Context(), "link add eth0 type bridge"))
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	refused(t, p, 103, "interface exists")
 	out, err := p.NS.Exec(t.Context(), "ip", "-d", "link", "show", "eth0")
 	must(t, err)
 	if !strings.Contains(out, "bridge") {
 		t.Errorf("the interface was changed: %s", out)
 	}
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 
 	q, _ := attach(t, n, "twice")
 	first, err := q.Call(t.Context(), "ADD", "1.0.0")
@@ -117,8 +106,7 @@ func TestInterfaceIsThere(t *testing.T) {
 // D02, B-005: DEL without a namespace, and after the namespace is gone.
 func TestDelWithoutNamespace(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	for _, path := range []string{"", "gone"} {
 		p, _ := attach(t, n, "a"+path)
 		must(t, l.RemoveNamespace(p.NS))
@@ -127,11 +115,7 @@ func TestDelWithoutNamespace(t *testing.T) {
 		}
 		must(t, p.Del(within(t, 10*time.Second)))
 	}
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 }
 
 // The plugin without a node process: VERSION works, everything else says so within seconds. A01, A02, A10, B25, B-003.
@@ -164,8 +148,7 @@ func TestWithoutNodeProcess(t *testing.T) {
 // D05: a pod can go while there is no node process. The next one finishes that before it serves anything.
 func TestDelWithoutNodeProcess(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	p, _ := attach(t, n, "a")
 	q, _ := attach(t, n, "b")
 	n.Process().Kill()
@@ -183,11 +166,7 @@ func TestDelWithoutNodeProcess(t *testing.T) {
 		t.Errorf("attached are %+v, want the new one only", got)
 	}
 	must(t, r.Del(t.Context()))
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 }
 
 // E02: a route and an address that somebody removes are named. F01, F02: a GC keeps what is listed. G01: STATUS is green.
@@ -263,15 +242,8 @@ func TestCnitool(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
 			ns, err := l.Namespace(t.Context(), "tool"+version)
 			must(t, err)
-			tool := func(command string) string {
-				cmd := exec.Command("nsenter", "--net="+n.NS.Path(), filepath.Join(bin, "cnitool"), command, "net", ns.Path())
-				cmd.Env = append(os.Environ(), "NETCONFPATH="+conf, "CNI_PATH="+plugins)
-				out, err := cmd.CombinedOutput()
-				if err != nil {
-					t.Fatalf("cnitool %s: %v: %s", command, err, out)
-				}
-				return string(out)
-			}
+			runtime := cnitool{n: n, confDir: conf, plugins: plugins, network: "net", container: ns}
+			tool := func(command string) string { return runtime.call(t, command) }
 			var r struct {
 				CNIVersion string
 				IPs        []struct {
@@ -384,8 +356,7 @@ func TestRepair(t *testing.T) {
 	link := r.Interfaces[0].Name
 	out, err := p.Call(t.Context(), "ADD", "1.0.0")
 	must(t, err)
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	for _, harm := range []string{
 		"addr del 169.254.1.1/32 dev " + link, "-6 addr del fe80::1/64 dev " + link, "link set " + link + " down",
 		"route flush proto 103", "-6 route flush proto 103",
@@ -411,11 +382,7 @@ func TestRepair(t *testing.T) {
 			}
 		})
 	}
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("not as before; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 }
 
 // M01-M06: the reference plugins after ours, in one chain each and by the reference runtime. The pod is reached, CHECK passes,
@@ -427,8 +394,7 @@ func TestChainedPlugins(t *testing.T) {
 	plugins := filepath.Join(l.Dir(), "plugins")
 	must(t, os.Mkdir(plugins, 0o755))
 	must(t, os.Symlink(filepath.Join(bin, "gaggle-cni"), filepath.Join(plugins, "gaggle")))
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	for name, next := range map[string]map[string]any{
 		"tuning":   {"type": "tuning", "mac": "02:00:00:00:00:99", "mtu": 1300, "sysctl": map[string]string{"net.ipv4.tcp_syncookies": "0"}},
 		"portmap":  {"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
@@ -444,18 +410,11 @@ func TestChainedPlugins(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
 			ns, err := l.Namespace(t.Context(), "chain"+name[:3])
 			must(t, err)
-			tool := func(command string) string {
-				cmd := exec.Command("nsenter", "--net="+n.NS.Path(), filepath.Join(bin, "cnitool"), command, name, ns.Path())
-				cmd.Env = append(os.Environ(), "NETCONFPATH="+conf, "CNI_PATH="+plugins+":"+reference,
-					`CAP_ARGS={"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`)
-				var stderr strings.Builder
-				cmd.Stderr = &stderr // sbr logs to it
-				out, err := cmd.Output()
-				if err != nil {
-					t.Errorf("cnitool %s: %v: %s%s", command, err, out, stderr.String())
-				}
-				return string(out)
+			runtime := cnitool{
+				n: n, confDir: conf, plugins: plugins + ":" + reference, network: name, container: ns,
+				capabilities: `{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`,
 			}
+			tool := func(command string) string { return runtime.call(t, command) }
 			var r lab.Result
 			must(t, json.Unmarshal([]byte(tool("add")), &r))
 			for _, six := range []bool{true, false} {
@@ -468,18 +427,13 @@ func TestChainedPlugins(t *testing.T) {
 			tool("del")
 		})
 	}
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 }
 
 // kill -9 at random moments of ADDs and DELs: whatever is cut off, nothing leaks and no address is given twice. C04, C06.
 func TestKillAtRandomMoments(t *testing.T) {
 	_, n := oneNode(t, lab.Peering{})
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	for i := range 15 {
 		p, err := n.Pod(t.Context(), "a")
 		must(t, err)
@@ -502,9 +456,5 @@ func TestKillAtRandomMoments(t *testing.T) {
 			t.Fatalf("round %d: records left: %+v", i, got)
 		}
 	}
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("left behind; before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 }

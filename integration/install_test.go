@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,14 +34,8 @@ func TestInstall(t *testing.T) {
 	}
 	ns, err := l.Namespace(t.Context(), "installed")
 	must(t, err)
-	tool := func(command string) {
-		t.Helper()
-		cmd := exec.Command("nsenter", "--net="+n.NS.Path(), filepath.Join(bin, "cnitool"), command, "gaggle", ns.Path())
-		cmd.Env = append(os.Environ(), "NETCONFPATH="+confDir, "CNI_PATH="+binDir)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("cnitool %s: %v: %s", command, err, out)
-		}
-	}
+	runtime := cnitool{n: n, confDir: confDir, plugins: binDir, network: "gaggle", container: ns}
+	tool := func(command string) { runtime.call(t, command) }
 	tool("add")
 	out, err := n.Gaggle(t.Context(), append([]string{"uninstall"}, places...)...)
 	if err == nil || !strings.Contains(err.Error()+out, "1 pods are attached") {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -123,6 +125,43 @@ func command(t *testing.T, args ...string) string {
 	out, err := exec.CommandContext(within(t, 20*time.Second), args[0], args[1:]...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// snapshot looks at the node's network. What it returns checks that it is the same again.
+func snapshot(t *testing.T, n *lab.Node) (unchanged func()) {
+	t.Helper()
+	before, err := n.NS.Snapshot(t.Context())
+	must(t, err)
+	return func() {
+		t.Helper()
+		after, err := n.NS.Snapshot(t.Context())
+		must(t, err)
+		if before != after {
+			t.Errorf("the node's network has changed; before:\n%s\nafter:\n%s", before, after)
+		}
+	}
+}
+
+// cnitool runs the reference runtime on the node.
+type cnitool struct {
+	n                *lab.Node
+	confDir, plugins string // NETCONFPATH and CNI_PATH
+	network          string
+	container        lab.NS
+	capabilities     string // CAP_ARGS
+}
+
+func (c cnitool) call(t *testing.T, command string) (stdout string) {
+	t.Helper()
+	cmd := exec.Command("nsenter", "--net="+c.n.NS.Path(), filepath.Join(bin, "cnitool"), command, c.network, c.container.Path())
+	cmd.Env = append(os.Environ(), "NETCONFPATH="+c.confDir, "CNI_PATH="+c.plugins, "CAP_ARGS="+c.capabilities)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr // plugins log to it
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("cnitool %s: %v: %s%s", command, err, out, stderr.String())
 	}
 	return string(out)
 }

@@ -116,8 +116,7 @@ func TestDelLeavesNothing(t *testing.T) {
 		l := newLab(t, 1)
 		startAll(t, l, kind)
 		n := l.Nodes[0]
-		before, err := n.NS.Snapshot(t.Context())
-		must(t, err)
+		unchanged := snapshot(t, n)
 		descriptors := openDescriptors(t, n)
 		for i := range 20 {
 			p, r := attach(t, n, "a")
@@ -127,11 +126,7 @@ func TestDelLeavesNothing(t *testing.T) {
 			}
 			must(t, p.Remove(within(t, 10*time.Second)))
 		}
-		after, err := n.NS.Snapshot(t.Context())
-		must(t, err)
-		if before != after {
-			t.Errorf("before:\n%s\nafter:\n%s", before, after)
-		}
+		unchanged()
 		if pods := podList(t, n); len(pods) != 0 {
 			t.Errorf("records left: %+v", pods)
 		}
@@ -294,8 +289,7 @@ func TestParallelAdds(t *testing.T) {
 		pods[i], err = n.Pod(t.Context(), "p"+strconv.Itoa(i))
 		must(t, err)
 	}
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	unchanged := snapshot(t, n)
 	results := make([]lab.Result, len(pods))
 	errs := make([]error, len(pods))
 	var wg sync.WaitGroup
@@ -324,11 +318,7 @@ func TestParallelAdds(t *testing.T) {
 	}
 	wg.Wait()
 	must(t, errors.Join(errs...))
-	after, err := n.NS.Snapshot(t.Context())
-	must(t, err)
-	if before != after {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	unchanged()
 }
 
 // C10, C29, B-018: no address waits for duplicate address detection, on either end, of either scope.

@@ -183,6 +183,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	doubt := time.NewTicker(doubtInterval)
 	defer doubt.Stop()
 	retry := time.NewTimer(retryInterval)
+	retry.Stop() // until a pass fails
 	defer retry.Stop()
 	for {
 		select {

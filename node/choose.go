@@ -26,10 +26,8 @@ func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error
 		HostIf: hostIf(req.ID, taken.HostIf), HostMAC: a.mac(req.ID, "host"), MAC: a.mac(req.ID, "pod"),
 		MTU: c.MTU, NoDefault: noDefault(req),
 	}
-	if req.Conf.MAC != "" {
-		if err := att.MAC.UnmarshalText([]byte(req.Conf.MAC)); err != nil {
-			return Attachment{}, err // cannot happen: it is checked
-		}
+	if req.Conf.MAC != (cni.MAC{}) {
+		att.MAC = MAC(req.Conf.MAC)
 	}
 	if att.MTU == 0 {
 		att.MTU = last.uplinkMTU()

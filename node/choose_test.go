@@ -65,10 +65,10 @@ func TestMACThatIsAskedFor(t *testing.T) {
 	w := newWorld(t, testConfig())
 	w.start()
 	req := request(1)
-	req.Conf.MAC = "02:aa:bb:cc:dd:ee"
+	req.Conf.MAC = cni.MAC{0x02, 0xaa, 0xbb, 0xcc, 0xdd, 0xee}
 	r, err := w.agent.Add(t.Context(), req)
-	if err != nil || r.MAC != req.Conf.MAC {
-		t.Errorf("MAC %q, %v; want %s", r.MAC, err, req.Conf.MAC)
+	if want := "02:aa:bb:cc:dd:ee"; err != nil || r.MAC != want {
+		t.Errorf("MAC %q, %v; want %s", r.MAC, err, want)
 	}
 }
 

@@ -57,7 +57,7 @@ func Plan(w World) Desired {
 }
 
 func (d Desired) planAttachment(a Attachment, c Config, self bgp.NextHops) {
-	d.Ends[LinkName(a.HostIf)] = a.end()
+	d.Ends[LinkName(a.HostIf)] = a.End()
 	for _, addr := range a.Addrs {
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		d.Routes[host] = Route{Kind: RouteHost, Link: a.HostIf, Source: ownAddr(self, addr)}
@@ -67,7 +67,8 @@ func (d Desired) planAttachment(a Attachment, c Config, self bgp.NextHops) {
 	}
 }
 
-func (a Attachment) end() End {
+// End is what the host's end of the attachment must be.
+func (a Attachment) End() End {
 	return End{
 		IPv4: slices.ContainsFunc(a.Addrs, netip.Addr.Is4), IPv6: slices.ContainsFunc(a.Addrs, netip.Addr.Is6),
 		Up: true, Settings: true,

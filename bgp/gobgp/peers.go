@@ -78,7 +78,7 @@ func (p *Peers) Put(ctx context.Context, id bgp.PeerID, v bgp.Peer) error {
 	}
 	// The policies first: a session must never be up without them.
 	have[id] = v
-	if err := p.s.setPolicies(ctx, have); err != nil {
+	if err := p.s.setPolicies(ctx, p.s.permitted(), have); err != nil {
 		return err
 	}
 	if !exists {
@@ -129,7 +129,7 @@ func (p *Peers) Delete(ctx context.Context, id bgp.PeerID) error {
 	delete(have, id)
 	p.set(have)
 	p.s.forgetReason(id.Addr)
-	return p.s.setPolicies(ctx, have)
+	return p.s.setPolicies(ctx, p.s.permitted(), have)
 }
 
 // peer translates a session.

@@ -23,7 +23,7 @@ const (
 
 // installPolicies puts the guards in place: export rejects everything, import all but our own paths.
 func (s *Server) installPolicies(ctx context.Context) error {
-	if err := s.setPolicies(ctx, nil); err != nil {
+	if err := s.setPolicies(ctx, nil, nil); err != nil {
 		return err
 	}
 	for _, a := range []struct {
@@ -49,8 +49,8 @@ func (s *Server) Permit(ctx context.Context, own []netip.Prefix) error {
 		return nil
 	}
 	peers := s.peers.copy()
-	if err := s.engine.SetPolicies(ctx, policies(s.o.ASN, sorted, peers)); err != nil {
-		return fmt.Errorf("permit announcements: %w", err)
+	if err := s.setPolicies(ctx, sorted, peers); err != nil {
+		return err
 	}
 	for id := range peers {
 		if err := s.softReset(ctx, id, api.ResetPeerRequest_DIRECTION_OUT); err != nil {
@@ -71,8 +71,8 @@ func (s *Server) permitted() []netip.Prefix {
 
 // setPolicies replaces all policies in one step. They are global, as the engine has none per peer for ordinary peers: each
 // peer's rules name it.
-func (s *Server) setPolicies(ctx context.Context, peers map[bgp.PeerID]bgp.Peer) error {
-	if err := s.engine.SetPolicies(ctx, policies(s.o.ASN, s.permitted(), peers)); err != nil {
+func (s *Server) setPolicies(ctx context.Context, own []netip.Prefix, peers map[bgp.PeerID]bgp.Peer) error {
+	if err := s.engine.SetPolicies(ctx, policies(s.o.ASN, own, peers)); err != nil {
 		return fmt.Errorf("set BGP policies: %w", err)
 	}
 	return nil

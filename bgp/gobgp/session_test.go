@@ -101,15 +101,24 @@ func TestPeerComesAndGoes(t *testing.T) {
 	}
 }
 
-// K06, K07: routers keep everything over a restart, and hear of changes at once after it.
-func TestRestart(t *testing.T) {
+// What a router knows of the two pools.
+const via4, via6 = "as 64512, via 192.0.2.1", "as 64512, via 2001:db8::1"
+
+// startAnnouncing starts a speaker, and a router that knows both pools from it.
+func startAnnouncing(t *testing.T) (*speaker, *router) {
+	t.Helper()
 	s := start(t)
 	s.announce(pool4, bgp.Attributes{})
 	s.announce(pool6, bgp.Attributes{})
 	s.put(tor4, peer())
 	r := startRouter(t, tor4, our4)
-	via4, via6 := "as 64512, via 192.0.2.1", "as 64512, via 2001:db8::1"
 	r.knows(map[string]string{pool4.String(): via4, pool6.String(): via6})
+	return s, r
+}
+
+// K06, K07: routers keep everything over a restart, and hear of changes at once after it.
+func TestRestart(t *testing.T) {
+	s, r := startAnnouncing(t)
 	up := r.uptime()
 	if r.hearsRestart() {
 		t.Error("a cold start claims to be a restart")
@@ -137,13 +146,7 @@ func TestRestart(t *testing.T) {
 
 // What is no longer announced after a restart goes when the restart is over.
 func TestRestartForgetsWhatIsGone(t *testing.T) {
-	s := start(t)
-	s.announce(pool4, bgp.Attributes{})
-	s.announce(pool6, bgp.Attributes{})
-	s.put(tor4, peer())
-	r := startRouter(t, tor4, our4)
-	via4, via6 := "as 64512, via 192.0.2.1", "as 64512, via 2001:db8::1"
-	r.knows(map[string]string{pool4.String(): via4, pool6.String(): via6})
+	s, r := startAnnouncing(t)
 	s.must(s.end())
 	s = start(t, func(o *Options) { o.Restarting = true })
 	s.announce(pool4, bgp.Attributes{})

@@ -16,7 +16,6 @@ import (
 const linkLocalBits = 64
 
 func hasIPv6(a node.Attachment) bool { return slices.ContainsFunc(a.Addrs, netip.Addr.Is6) }
-func hasIPv4(a node.Attachment) bool { return slices.ContainsFunc(a.Addrs, netip.Addr.Is4) }
 
 // podAddrs are the addresses of the container's end: the attachment's, and a link-local one for IPv6.
 func podAddrs(a node.Attachment) []netip.Prefix {
@@ -36,13 +35,13 @@ var (
 	gateway6 = netip.PrefixFrom(node.Gateway6, linkLocalBits)
 )
 
-// gatewayAddrs are those that an attachment needs.
-func gatewayAddrs(a node.Attachment) []netip.Prefix {
+// gatewayAddrs are those that an end has.
+func gatewayAddrs(end node.End) []netip.Prefix {
 	var out []netip.Prefix
-	if hasIPv6(a) {
+	if end.IPv6 {
 		out = append(out, gateway6)
 	}
-	if hasIPv4(a) {
+	if end.IPv4 {
 		out = append(out, gateway4)
 	}
 	return out

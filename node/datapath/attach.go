@@ -165,7 +165,7 @@ func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
 	if err := withoutOwnLinkLocal(host, link); err != nil {
 		return err
 	}
-	if err := d.setEnd(host, link, node.End{IPv4: hasIPv4(a), IPv6: hasIPv6(a)}); err != nil {
+	if err := d.setEnd(host, link, a.End()); err != nil {
 		return err
 	}
 	for _, addr := range a.Addrs {

@@ -33,7 +33,7 @@ func (d *Datapath) Check(ctx context.Context, ns *os.File, a node.Attachment) (d
 	c.link(c.hostEnd, a.HostIf, a.HostMAC)
 	c.link(c.podEnd, inside, a.MAC)
 	c.mtu()
-	if err := c.addrs(ctx, c.host, c.hostEnd, a.HostIf, gatewayAddrs(a)); err != nil {
+	if err := c.addrs(ctx, c.host, c.hostEnd, a.HostIf, gatewayAddrs(a.End())); err != nil {
 		return nil, err
 	}
 	if err := c.addrs(ctx, c.pod, c.podEnd, inside, hostPrefixes(a.Addrs)); err != nil {
@@ -164,10 +164,7 @@ func (c *checker) addrs(ctx context.Context, h *netlink.Handle, link netlink.Lin
 		return err
 	}
 	for _, p := range want {
-		i := slices.IndexFunc(have, func(a netlink.Addr) bool {
-			bits, _ := a.Mask.Size()
-			return netip.PrefixFrom(addrOf(a.IP), bits) == p
-		})
+		i := slices.IndexFunc(have, func(a netlink.Addr) bool { return addrPrefix(a) == p })
 		switch {
 		case i < 0:
 			c.differ("address %s of %s is missing", p, name)

@@ -158,3 +158,9 @@ func addrOf(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
 }
+
+// addrPrefix is an address of a link with the length of its subnet.
+func addrPrefix(a netlink.Addr) netip.Prefix {
+	bits, _ := a.Mask.Size()
+	return netip.PrefixFrom(addrOf(a.IP), bits)
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -36,11 +35,13 @@ func (e *Ends) List(ctx context.Context) (map[node.LinkName]node.End, error) {
 	if err != nil {
 		return nil, err
 	}
-	has := func(link netlink.Link, p netip.Prefix) bool {
-		return slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
-			bits, _ := a.Mask.Size()
-			return a.LinkIndex == link.Attrs().Index && netip.PrefixFrom(addrOf(a.IP), bits) == p
-		})
+	type on struct {
+		link int
+		addr netip.Prefix
+	}
+	has := make(map[on]bool, len(addrs))
+	for _, a := range addrs {
+		has[on{a.LinkIndex, addrPrefix(a)}] = true
 	}
 	out := make(map[node.LinkName]node.End)
 	err = inNamespace(e.d.ns, func() error {
@@ -48,10 +49,8 @@ func (e *Ends) List(ctx context.Context) (map[node.LinkName]node.End, error) {
 			if !ours(link) {
 				continue
 			}
-			name := link.Attrs().Name
-			end := node.End{
-				IPv4: has(link, gateway4), IPv6: has(link, gateway6), Up: isUp(link),
-			}
+			name, index := link.Attrs().Name, link.Attrs().Index
+			end := node.End{IPv4: has[on{index, gateway4}], IPv6: has[on{index, gateway6}], Up: isUp(link)}
 			end.Settings = e.d.isSet(hostSettings(name, end.IPv6))
 			out[node.LinkName(name)] = end
 		}
@@ -86,14 +85,7 @@ func (d *Datapath) setEnd(h *netlink.Handle, link netlink.Link, end node.End) er
 	if err := d.setLinks(d.ns, hostSettings(name, end.IPv6)); err != nil {
 		return err
 	}
-	var addrs []netip.Prefix
-	if end.IPv6 {
-		addrs = append(addrs, gateway6)
-	}
-	if end.IPv4 {
-		addrs = append(addrs, gateway4)
-	}
-	if err := addAddrs(h, link, addrs); err != nil {
+	if err := addAddrs(h, link, gatewayAddrs(end)); err != nil {
 		return err
 	}
 	if isUp(link) {

@@ -156,8 +156,7 @@ func (d *Datapath) Connected(ctx context.Context) ([]netip.Prefix, error) {
 		if !addr.IsGlobalUnicast() {
 			continue // every link has the link-local subnet, pods' links too
 		}
-		bits, _ := a.Mask.Size()
-		out = append(out, netip.PrefixFrom(addr, bits).Masked())
+		out = append(out, addrPrefix(a).Masked())
 	}
 	return out, nil
 }
