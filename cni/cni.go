@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 )
 
 // An ID is the key of an attachment (CNI spec 1.1.0 section 3): the network's name, the container and the interface's
@@ -55,6 +56,8 @@ type Request struct {
 	Netns *os.File
 	Pod   PodArgs
 	Conf  Conf
+	// Received is when the call came in. It orders the calls for one attachment.
+	Received time.Time
 	// Previous is what the chain's ADD came to, for CHECK.
 	Previous Previous
 }

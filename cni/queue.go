@@ -74,7 +74,7 @@ func parseQueued(data []byte) (Request, error) {
 	if err := errors.Join(wire.CheckName(d.Network), wire.CheckName(d.ContainerID), wire.CheckIfName(d.IfName)); err != nil {
 		return Request{}, fmt.Errorf("deletion: %w", err)
 	}
-	return Request{ID: ID{Network: d.Network, ContainerID: d.ContainerID, IfName: d.IfName}, Conf: Conf{Name: d.Network}}, nil
+	return Request{ID: ID{Network: d.Network, ContainerID: d.ContainerID, IfName: d.IfName}, Conf: Conf{Name: d.Network}}, nil // received before any call
 }
 
 func remove(path string) error {

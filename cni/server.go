@@ -88,6 +88,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for {
 		slots <- struct{}{}
 		conn, err := s.listener.AcceptUnix()
+		received := time.Now() // here, where the calls still come one after the other
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -96,15 +97,14 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		calls.Go(func() {
 			defer func() { <-slots }()
-			s.serve(context.WithoutCancel(ctx), conn)
+			s.serve(context.WithoutCancel(ctx), conn, received)
 		})
 	}
 }
 
 // serve answers one call and closes the connection.
-func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
+func (s *Server) serve(ctx context.Context, conn *net.UnixConn, start time.Time) {
 	defer func() { _ = conn.Close() }()
-	start := time.Now()
 	if err := checkPeer(conn); err != nil {
 		s.o.Log.WarnContext(ctx, "refused a CNI client", "err", err)
 		return
@@ -135,7 +135,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		cancel()
 	}()
 
-	resp := s.call(ctx, wreq, netns)
+	resp := s.call(ctx, wreq, netns, start)
 	resp.Protocol = wire.Version
 	s.reply(ctx, conn, resp)
 	if s.o.Done != nil {
@@ -155,7 +155,7 @@ func (s *Server) reply(ctx context.Context, conn *net.UnixConn, resp wire.Respon
 }
 
 // call runs one request. A panic is an error of this call alone.
-func (s *Server) call(ctx context.Context, wreq wire.Request, netns *os.File) (resp wire.Response) {
+func (s *Server) call(ctx context.Context, wreq wire.Request, netns *os.File, received time.Time) (resp wire.Response) {
 	version := ""
 	defer func() {
 		if p := recover(); p != nil {
@@ -164,7 +164,7 @@ func (s *Server) call(ctx context.Context, wreq wire.Request, netns *os.File) (r
 		}
 	}()
 	req, err := parse(wreq, netns)
-	version = req.Conf.CNIVersion
+	version, req.Received = req.Conf.CNIVersion, received
 	if err != nil {
 		return wire.Response{Error: wireError(err, version)}
 	}

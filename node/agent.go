@@ -19,7 +19,6 @@ const (
 	doubtInterval = time.Minute      // how often targets are listed although nothing seems wrong
 	retryInterval = 2 * time.Second  // after a pass with failures
 	passTimeout   = 20 * time.Second // of one pass
-	pendingLimit  = 5 * time.Minute  // a pending record nobody works on is undone after this
 )
 
 // ErrStopping means that the node process is about to end.
@@ -51,6 +50,7 @@ type Agent struct {
 	o      Options
 	config atomic.Pointer[Config]
 	locks  keyLock
+	tombs  tombs
 	kick   chan struct{}
 	last   atomic.Pointer[Pass]
 
@@ -61,6 +61,9 @@ type Agent struct {
 	peers           *Syncer[bgp.PeerID, bgp.Peer]
 	facts           *facts // nil when they must be read again
 	trouble         string // what the last pass complained of, so that it is logged once
+
+	// owned by the sweeper
+	suspects map[string]bool // what the last sweep saw for the first time, or still
 
 	mu      sync.Mutex
 	waiters []chan<- Pass
@@ -101,40 +104,47 @@ func New(o Options) *Agent {
 	return a
 }
 
-// Recover undoes what an earlier process began and did not finish. It must end before anything is served: run beside an
-// ADD, it would undo that. What cannot be undone stays pending, keeps its addresses taken, and is tried again later.
-func (a *Agent) Recover(ctx context.Context) error { return a.undoPending(ctx, 0) }
+// Recover makes the records those of what runs, and undoes what an earlier process began and did not finish. It must end
+// before anything is served: addresses that are in use would be given out, and an ADD beside it undone. What cannot be undone
+// stays pending, keeps its addresses taken, and is tried again later. Its error means that nothing may be served.
+func (a *Agent) Recover(ctx context.Context) error {
+	if err := a.adoptAll(ctx); err != nil {
+		return err
+	}
+	a.undoPending(ctx)
+	return nil
+}
 
-// undoPending removes pending records that are older than the limit and that no handler works on.
-func (a *Agent) undoPending(ctx context.Context, limit time.Duration) error {
-	var errs []error
+// undoPending removes the pending records that no handler works on: whoever made one holds its lock until it is committed or
+// gone.
+func (a *Agent) undoPending(ctx context.Context) {
 	for _, att := range a.o.Store.All() {
-		if att.Committed || a.o.Now().Sub(att.Created) < limit {
+		if att.Committed {
 			continue
 		}
 		unlock, ok := a.locks.tryLock(att.ID)
 		if !ok {
 			continue
 		}
-		err := a.undo(ctx, att.ID)
+		undone, err := a.undo(ctx, att.ID)
 		unlock()
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		log := a.o.Log.With("pod", att.Pod.Key, "container", att.ID.ContainerID, "ifname", att.ID.IfName, "addr", att.Addrs)
+		switch {
+		case err != nil:
+			log.WarnContext(ctx, "an unfinished attachment remains and will be tried again", "err", err)
+		case undone:
+			log.InfoContext(ctx, "undid an unfinished attachment")
 		}
-		a.o.Log.InfoContext(ctx, "undid an unfinished attachment", "pod", att.Pod.Key, "container", att.ID.ContainerID,
-			"ifname", att.ID.IfName, "addr", att.Addrs)
 	}
-	return errors.Join(errs...)
 }
 
 // undo removes a record if it is still pending, now that its lock is held.
-func (a *Agent) undo(ctx context.Context, id cni.ID) error {
+func (a *Agent) undo(ctx context.Context, id cni.ID) (undone bool, err error) {
 	att, ok := a.find(id)
 	if !ok || att.Committed {
-		return nil
+		return false, nil
 	}
-	return a.finish(ctx, att)
+	return true, a.finish(ctx, att)
 }
 
 // Kick asks for a pass soon. It never blocks.
@@ -178,6 +188,9 @@ func (a *Agent) Settle(ctx context.Context) (Pass, error) {
 // Run makes a pass whenever something asks for one, until the context ends. Stop what calls [Agent.Add] and [Agent.Del]
 // first: whoever waits then is answered with [ErrStopping].
 func (a *Agent) Run(ctx context.Context) error {
+	var sweeper sync.WaitGroup // not in this goroutine: it waits for passes
+	sweeper.Go(func() { a.sweepUntil(ctx) })
+	defer sweeper.Wait()
 	defer a.stop()
 	// Two clocks: on a busy node passes are never far apart, and must not put off the doubt.
 	doubt := time.NewTicker(doubtInterval)
@@ -193,9 +206,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-retry.C:
 		case <-doubt.C:
 			a.Doubt()
-			if err := a.undoPending(ctx, pendingLimit); err != nil {
-				a.o.Log.WarnContext(ctx, "unfinished attachments remain", "err", err)
-			}
 		}
 		// The pass outlives the context's end: half a pass would be a state that nobody wants.
 		p := a.pass(context.WithoutCancel(ctx))

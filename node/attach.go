@@ -29,6 +29,9 @@ func (a *Agent) Add(ctx context.Context, req cni.Request) (cni.Result, error) {
 		return cni.Result{}, a.cniError(pod, req.ID, err)
 	}
 	defer unlock()
+	if a.tombs.buried(req.ID, req.Received) {
+		return cni.Result{}, a.cniError(pod, req.ID, ErrDeleted)
+	}
 	att, err := a.attach(ctx, req, pod)
 	took := a.o.Now().Sub(start)
 	if err != nil {
@@ -81,10 +84,11 @@ func (a *Agent) repeated(ctx context.Context, req cni.Request, att Attachment) (
 
 // wire brings a reserved attachment into the world.
 func (a *Agent) wire(ctx context.Context, netns *os.File, att Attachment) error {
-	if err := a.o.Datapath.Attach(ctx, netns, att); err != nil {
+	ns, err := a.o.Datapath.Attach(ctx, netns, att)
+	if err != nil {
 		return err
 	}
-	if err := a.o.Store.Commit(att.ID); err != nil {
+	if err := a.o.Store.Commit(att.ID, ns); err != nil {
 		return err
 	}
 	p, err := a.Settle(ctx)
@@ -92,7 +96,13 @@ func (a *Agent) wire(ctx context.Context, netns *os.File, att Attachment) error 
 		return err
 	}
 	// Only the pod's own routes can fail it: trouble with BGP or with other pods is not its fault.
-	return p.failure(att)
+	if err := p.failure(att); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // nobody would know of it
+		return fmt.Errorf("the caller did not wait: %w", context.Cause(ctx))
+	}
+	return nil
 }
 
 // failure returns what keeps an attachment from being reached on this node.
@@ -119,6 +129,7 @@ func (a *Agent) Del(ctx context.Context, req cni.Request) error {
 		return a.cniError(pod, req.ID, err)
 	}
 	defer unlock()
+	a.tombs.bury(req.ID, req.Received)
 	att, known := a.find(req.ID)
 	if !known {
 		// Its link may be there all the same, under the name it would have had.
@@ -159,7 +170,7 @@ func (a *Agent) finish(ctx context.Context, att Attachment) error {
 	if err := a.o.Datapath.Detach(ctx, att); err != nil {
 		return err
 	}
-	return a.o.Store.Release(att.ID)
+	return a.o.Store.Release(att.ID, a.config.Load().CoolDown)
 }
 
 func (a *Agent) find(id cni.ID) (Attachment, bool) {
@@ -206,7 +217,7 @@ func (a *Agent) cniError(pod Pod, id cni.ID, err error) error {
 	switch {
 	case differs:
 		code, details = wire.CodeCheck, "the node process repairs the node's side by itself; else delete the pod"
-	case errors.Is(err, ErrStopping), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, ErrStopping), errors.Is(err, ErrDeleted), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		code, details = wire.CodeTryAgainLater, "try again"
 	case errors.Is(err, ErrAnnotation):
 		code, details = wire.CodeAnnotation, "correct the pod's annotations"

@@ -57,7 +57,8 @@ func (a *Agent) addresses(c Config, req cni.Request, pod Pod, taken Taken) (addr
 		wanted[family] = addr
 	}
 	own := a.Last().World.ownAddrs()
-	unusable := func(addr netip.Addr) bool { return own[addr] || taken.Addr(addr) }
+	given := taken.Addr
+	taken.Addr = func(addr netip.Addr) bool { return own[addr] || given(addr) }
 	for _, family := range []bgp.Families{bgp.IPv6, bgp.IPv4} {
 		if !families.Has(family) {
 			continue
@@ -65,9 +66,9 @@ func (a *Agent) addresses(c Config, req cni.Request, pod Pod, taken Taken) (addr
 		var pool string
 		addr, asked := wanted[family]
 		if asked {
-			pool, err = claim(c.poolsFor(family, ns), addr, unusable)
+			pool, err = claim(c.poolsFor(family, ns), addr, taken.Addr)
 		} else {
-			addr, pool, err = a.pick(c.poolsFor(family, ns), req.ID, unusable)
+			addr, pool, err = a.pick(c.poolsFor(family, ns), req.ID, taken)
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("choose an %s address: %w", family, err)
@@ -101,18 +102,24 @@ func claim(pools []Pool, addr netip.Addr, taken func(netip.Addr) bool) (pool str
 	return "", fmt.Errorf("%w: %s is not an address for pods of any pool of this namespace", ErrAddress, addr)
 }
 
-// pick takes an address from the first pool that has one.
-func (a *Agent) pick(pools []Pool, id cni.ID, taken func(netip.Addr) bool) (netip.Addr, string, error) {
+// pick takes an address from the first pool that has one. Those that rest are the last resort.
+func (a *Agent) pick(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, error) {
 	if len(pools) == 0 {
 		return netip.Addr{}, "", fmt.Errorf("%w: no pool of that family is for this namespace", ErrNoFamily)
 	}
+	unfit := func(addr netip.Addr) bool { return taken.Addr(addr) || taken.Resting(addr) }
 	var errs []error
 	for _, p := range pools {
-		addr, err := ipam.Pick(p.Prefix, [32]byte(a.derive(id, "address", p.Prefix.String())), taken)
+		addr, err := ipam.Pick(p.Prefix, [32]byte(a.derive(id, "address", p.Prefix.String())), unfit)
 		if err == nil {
 			return addr, p.Name, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
+	}
+	for _, addr := range taken.Rested() {
+		if name, err := claim(pools, addr, taken.Addr); err == nil {
+			return addr, name, nil
+		}
 	}
 	return netip.Addr{}, "", errors.Join(errs...)
 }
@@ -136,12 +143,15 @@ func hostIf(id cni.ID, taken func(string) bool) string {
 	}
 }
 
-// HostIf is the name of the host's end: "ggl" and 12 hex digits from the container id and the interface's name. The prefix
-// is a contract: kube-proxy is told to take links that begin with it for pods' (InterfaceNamePrefix). n is how many of the
-// names before it are taken, nearly always 0.
+// HostIfPrefix begins the name of every host's end. It is a contract: kube-proxy is told to take links that begin with it
+// for pods' (InterfaceNamePrefix).
+const HostIfPrefix = "ggl"
+
+// HostIf is the name of the host's end: the prefix and 12 hex digits from the container id and the interface's name. n is how
+// many of the names before it are taken, nearly always 0.
 func HostIf(id cni.ID, n int) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", id.ContainerID, id.IfName, n))
-	return "ggl" + hex.EncodeToString(sum[:6])
+	return HostIfPrefix + hex.EncodeToString(sum[:6])
 }
 
 // mac derives a locally administered unicast address (IEEE 802, section 8.2). It is stable for the attachment, so that

@@ -3,6 +3,7 @@ package node
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 )
@@ -13,7 +14,8 @@ type Config struct {
 	Node     string // the node's name
 	Pools    []Pool // in the order in which they are tried
 	Families bgp.Families
-	MTU      int // 0: that of the uplink
+	MTU      int           // 0: that of the uplink
+	CoolDown time.Duration // how long an address rests before another pod gets it
 	// NodeIPs override the node's own addresses, which are otherwise those of its uplink.
 	NodeIPs bgp.NextHops
 	BGP     *BGP // nil: no BGP
@@ -69,6 +71,16 @@ func (c Config) poolFamilies(namespace string) (f bgp.Families) {
 		}
 	}
 	return f
+}
+
+// poolOf returns the name of the pool that an address is of; nothing if there is none any more.
+func (c Config) poolOf(addr netip.Addr) string {
+	for _, p := range c.Pools {
+		if p.Prefix.Contains(addr) {
+			return p.Name
+		}
+	}
+	return ""
 }
 
 // destinations returns what the node must know the way to: the default routes and its peers.

@@ -14,6 +14,8 @@ var (
 	ErrNoFamily = errors.New("neither IPv6 nor IPv4 is left for the pod")
 	// ErrAddress: an address that was asked for is taken, or is not of a pool.
 	ErrAddress = errors.New("the address cannot be had")
+	// ErrDeleted: a DEL for the container came in after the ADD.
+	ErrDeleted = errors.New("a later DEL has removed it")
 	// ErrStore: the state file cannot be read or written.
 	ErrStore = errors.New("state file")
 	// ErrNetns: what came as the container's namespace is none, or the host's own.

@@ -9,23 +9,22 @@ import (
 )
 
 // GC implements [cni.Handler]: what the runtime does not list is detached (CNI spec 1.1.0 section 2, GC). Other networks,
-// attachments under way, and those made after the call began, which the list cannot know, are left alone.
+// attachments under way, and those made after the records were read, which the list cannot know, are left alone.
 func (a *Agent) GC(ctx context.Context, network string, inUse []cni.ID) error {
-	began := a.o.Now()
 	used := make(map[cni.ID]bool, len(inUse))
 	for _, id := range inUse {
 		used[id] = true
 	}
 	var errs []error
 	for _, att := range a.o.Store.All() {
-		if att.ID.Network != network || used[att.ID] || att.Created.After(began) {
+		if att.ID.Network != network || used[att.ID] {
 			continue
 		}
 		if ctx.Err() != nil { // what is cut off in the middle would free addresses before they are withdrawn
 			errs = append(errs, fmt.Errorf("collect the rest: %w", context.Cause(ctx)))
 			break
 		}
-		if err := a.collect(ctx, att); err != nil {
+		if err := a.collect(ctx, att, "the runtime does not list it"); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", att.ID, err))
 		}
 	}
@@ -36,7 +35,7 @@ func (a *Agent) GC(ctx context.Context, network string, inUse []cni.ID) error {
 }
 
 // collect removes an attachment unless a handler works on it.
-func (a *Agent) collect(ctx context.Context, att Attachment) error {
+func (a *Agent) collect(ctx context.Context, att Attachment, reason string) error {
 	unlock, ok := a.locks.tryLock(att.ID)
 	if !ok {
 		return nil
@@ -48,7 +47,7 @@ func (a *Agent) collect(ctx context.Context, att Attachment) error {
 	if err := a.remove(ctx, att); err != nil {
 		return err
 	}
-	a.o.Log.InfoContext(ctx, "collected an attachment that is not in use", "pod", att.Pod.Key,
+	a.o.Log.InfoContext(ctx, "collected an attachment that is not in use", "reason", reason, "pod", att.Pod.Key,
 		"container", att.ID.ContainerID, "ifname", att.ID.IfName, "addr", att.Addrs)
 	return nil
 }

@@ -54,10 +54,19 @@ type Attachment struct {
 	Pools     []string     `json:"pools"` // the pool of each address
 	NetnsPath string       `json:"netnsPath,omitempty"`
 	// NoDefault leaves the container's default routes to another interface.
-	NoDefault bool      `json:"noDefault,omitempty"`
+	NoDefault bool `json:"noDefault,omitempty"`
+	// Namespace is the container's network namespace, once it is wired.
+	Namespace NetnsID   `json:"namespace"`
 	Created   time.Time `json:"created"`
 	Committed bool      `json:"committed"`
 }
+
+// A NetnsID is the kernel's number of a network namespace, as the node's own namespace knows it (ip netns list-id). The
+// kernel gives the number up when the namespace ends, and may give it to another then.
+type NetnsID int32
+
+// NoNetns is the number of a namespace that is not known (NETNSA_NSID_NOT_ASSIGNED, linux/net_namespace.h).
+const NoNetns NetnsID = -1
 
 // A MAC is an EUI-48 address.
 type MAC [6]byte
@@ -132,12 +141,12 @@ type Store interface {
 	// Reserve returns the record of id, or makes one: choose is called inside the transaction and what it returns is
 	// stored as pending. created tells the two apart. A failing choose stores nothing.
 	Reserve(id cni.ID, choose func(Taken) (Attachment, error)) (a Attachment, created bool, err error)
-	// Commit makes the record take part in the plan. The record must exist.
-	Commit(id cni.ID) error
+	// Commit makes the record take part in the plan, now that it is wired into a namespace. The record must exist.
+	Commit(id cni.ID, ns NetnsID) error
 	// Retire takes the record out of the plan; its addresses stay taken. Absent is no error.
 	Retire(id cni.ID) error
-	// Release forgets the record and frees its addresses. Absent is no error.
-	Release(id cni.ID) error
+	// Release forgets the record and frees its addresses, which then rest for a while. Absent is no error.
+	Release(id cni.ID, rest time.Duration) error
 	// All returns every record, ordered by ID. The slice is shared and must not be changed.
 	All() []Attachment
 }
@@ -146,25 +155,42 @@ type Store interface {
 type Taken struct {
 	Addr   func(netip.Addr) bool
 	HostIf func(string) bool
+	// Resting tells of an address that is free, but was another's until a short while ago.
+	Resting func(netip.Addr) bool
+	// Rested returns the addresses that rest, the one that has rested longest first.
+	Rested func() []netip.Addr
 }
 
 // A Datapath wires sandboxes and knows the kernel. Its routes are a [Target].
 type Datapath interface {
-	// Attach makes the veth pair, the addresses, routes and neighbours of an attachment. What an earlier attempt for the
-	// same attachment left is replaced. It fails with [ErrInterfaceExists] if the container has an interface of that name.
-	Attach(ctx context.Context, netns *os.File, a Attachment) error
-	// Detach removes the attachment's veth pair. Absent is no error; a link that is not ours is left alone.
+	// Attach makes the veth pair, the addresses, routes and neighbours of an attachment, and tells the number of the namespace.
+	// What an earlier attempt for the same attachment left is replaced. It fails with [ErrInterfaceExists] if the container
+	// has an interface of that name.
+	Attach(ctx context.Context, netns *os.File, a Attachment) (NetnsID, error)
+	// Detach removes the attachment's veth pair, and then what the kernel remembers of connections with its addresses. Absent
+	// is no error; a link that is not ours is left alone.
 	Detach(ctx context.Context, a Attachment) error
 	// Attached reports whether the attachment's veth pair is there, with its end in this namespace.
 	Attached(ctx context.Context, netns *os.File, a Attachment) (bool, error)
 	// Check compares an attachment with the kernel, at both ends, and names each difference. It changes nothing. An error
 	// means that it could not see.
 	Check(ctx context.Context, netns *os.File, a Attachment) (differences []error, err error)
+	// Inventory tells what is in the kernel, whatever the records say.
+	Inventory(ctx context.Context) (Inventory, error)
 	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination
 	// that cannot be reached is left out.
 	Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Addr]Uplink, error)
 	// Connected returns the subnets of the node's own links. Pods' links are not among them.
 	Connected(ctx context.Context) ([]netip.Prefix, error)
+}
+
+// An Inventory is what the kernel knows of attachments.
+type Inventory struct {
+	// Links are the host links with our mark, by name, each as far as an [Attachment] can be read off it: without an ID if its
+	// description does not name one.
+	Links map[string]Attachment
+	// Namespaces are the network namespaces that live and that the node's own has to do with.
+	Namespaces map[NetnsID]bool
 }
 
 // Sessions tells what the BGP sessions do now. Its methods may be called concurrently.

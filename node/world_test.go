@@ -55,7 +55,10 @@ func testConfig() node.Config {
 
 func newWorld(tb testing.TB, config node.Config) *world {
 	tb.Helper()
-	db, err := store.Open(filepath.Join(tb.TempDir(), "state.db"), "boot")
+	began := time.Now()
+	db, err := store.Open(filepath.Join(tb.TempDir(), "state.db"), store.Options{
+		BootID: "boot", Uptime: func() time.Duration { return time.Since(began) },
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -158,7 +158,7 @@ func (p *process) run(ctx context.Context) (err error) {
 		return err
 	}
 	// The store's lock is what keeps a second node process away from everything else in the run directory.
-	if p.db, err = store.Open(filepath.Join(p.flags.runDir, stateFile), bootID); err != nil {
+	if err := p.openStore(ctx, bootID); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.db.Close()) }()
@@ -174,14 +174,31 @@ func (p *process) run(ctx context.Context) (err error) {
 		return err
 	}
 	p.makeAgent()
+	if err := p.agent.Recover(ctx); err != nil {
+		return err
+	}
 	if err := p.startSpeaker(ctx); err != nil {
 		return err
 	}
 	defer p.stopSpeaker(ctx)
-	if err := p.agent.Recover(ctx); err != nil {
-		p.log.WarnContext(ctx, "unfinished attachments remain and will be tried again", "err", err)
-	}
 	return p.serve(ctx)
+}
+
+// openStore opens the state file. A damaged one is set aside: what runs is then read off the kernel.
+func (p *process) openStore(ctx context.Context, bootID string) (err error) {
+	path := filepath.Join(p.flags.runDir, stateFile)
+	o := store.Options{BootID: bootID, Uptime: machineUptime}
+	p.db, err = store.Open(path, o)
+	if !errors.Is(err, store.ErrDamaged) {
+		return err
+	}
+	aside, asideErr := store.SetAside(path)
+	if asideErr != nil {
+		return errors.Join(err, asideErr)
+	}
+	p.log.ErrorContext(ctx, "the records are lost; what is attached is read off the kernel", "err", err, "kept", aside)
+	p.db, err = store.Open(path, o)
+	return err
 }
 
 func (p *process) makeAgent() {
@@ -210,10 +227,8 @@ func (p *process) makeSpeaker(ctx context.Context) error {
 		}
 		b.RouterID = id
 	}
-	restarting, err := p.restarting(b)
-	if err != nil {
-		return err
-	}
+	restarting := p.restarting(b)
+	var err error
 	p.speaker, err = gobgp.New(gobgp.Options{
 		ASN: b.ASN, RouterID: b.RouterID, ListenPort: b.ListenPort,
 		APISocket: filepath.Join(p.flags.runDir, gobgpSocket), APIListen: p.flags.gobgp,
@@ -287,22 +302,15 @@ func derivedRouterID(name string) netip.Addr {
 }
 
 // restarting tells whether routers may still hold the last run's routes as stale (RFC 4724 section 4.1, Restart State).
-func (p *process) restarting(b *node.BGP) (bool, error) {
-	last, err := p.db.LastRun()
-	if err != nil {
-		return false, err
-	}
-	uptime, err := machineUptime()
-	if err != nil {
-		return false, err
-	}
+func (p *process) restarting(b *node.BGP) bool {
+	last := p.db.LastRun()
 	var longest time.Duration
 	for _, peer := range b.Peers {
 		if peer.GracefulRestart.Enabled {
 			longest = max(longest, peer.GracefulRestart.RestartTime)
 		}
 	}
-	return last.Peers && uptime-last.Uptime < longest, nil
+	return last.Peers && machineUptime()-last.Uptime < longest
 }
 
 // sessionsChanged is called by the speaker's goroutines and only signals.

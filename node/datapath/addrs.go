@@ -54,7 +54,7 @@ func eui64(m node.MAC) netip.Addr {
 
 // addAddrs adds addresses that can be used at once: duplicate address detection would take a second, and there is nobody
 // on a veth to have a duplicate.
-func addAddrs(h *netlink.Handle, link netlink.Link, addrs []netip.Prefix) error {
+func addAddrs(h *handle, link netlink.Link, addrs []netip.Prefix) error {
 	for _, p := range addrs {
 		addr := &netlink.Addr{IPNet: ipNet(p)}
 		if p.Addr().Is6() {
@@ -70,7 +70,7 @@ func addAddrs(h *netlink.Handle, link netlink.Link, addrs []netip.Prefix) error 
 	return nil
 }
 
-func setNeighbour(h *netlink.Handle, link netlink.Link, addr netip.Addr, mac node.MAC, state int) error {
+func setNeighbour(h *handle, link netlink.Link, addr netip.Addr, mac node.MAC, state int) error {
 	family := netlink.FAMILY_V6
 	if addr.Is4() {
 		family = netlink.FAMILY_V4

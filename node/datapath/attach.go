@@ -29,24 +29,24 @@ const (
 )
 
 // Attach implements [node.Datapath].
-func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (err error) {
+func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (id node.NetnsID, err error) {
 	if err := d.checkNamespace(ns); err != nil {
-		return err
+		return node.NoNetns, err
 	}
 	host, giveBack, err := d.handle()
 	if err != nil {
-		return err
+		return node.NoNetns, err
 	}
 	defer giveBack()
 	fd := netns.NsHandle(ns.Fd())
-	pod, err := netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
+	pod, err := d.handleAt(fd)
 	if err != nil {
-		return fmt.Errorf("open netlink socket in the container: %w", err)
+		return node.NoNetns, fmt.Errorf("open netlink socket in the container: %w", err)
 	}
 	defer pod.Close()
 
 	if err := d.makePair(host, pod, fd, a); err != nil {
-		return err
+		return node.NoNetns, err
 	}
 	defer func() {
 		if err != nil {
@@ -60,13 +60,17 @@ func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (
 		func() error { return waitLocal(ctx, pod, a) },
 	} {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("attach %s: %w", a.HostIf, context.Cause(ctx))
+			return node.NoNetns, fmt.Errorf("attach %s: %w", a.HostIf, context.Cause(ctx))
 		}
 		if err := step(); err != nil {
-			return err
+			return node.NoNetns, err
 		}
 	}
-	return nil
+	number, err := host.GetNetNsIdByFd(int(fd)) // the kernel gave it one when the pair was made
+	if err != nil {
+		return node.NoNetns, fmt.Errorf("find the number of the container's network namespace: %w", err)
+	}
+	return node.NetnsID(number), nil
 }
 
 // checkNamespace refuses what is no network namespace, and the node's own.
@@ -91,7 +95,7 @@ func (d *Datapath) checkNamespace(ns *os.File) error {
 // makePair makes the veth pair in one message, each end with its name, MAC and MTU, the host's with our mark. So nothing
 // can be there without the mark, and no udev rule finds a MAC that it may change (systemd's MACAddressPolicy leaves alone
 // what was set at creation).
-func (d *Datapath) makePair(host, pod *netlink.Handle, ns netns.NsHandle, a node.Attachment) error {
+func (d *Datapath) makePair(host, pod *handle, ns netns.NsHandle, a node.Attachment) error {
 	// First, as with what an earlier attempt left goes its end in the container.
 	if err := d.removeOurs(host, a.HostIf); err != nil {
 		return err
@@ -112,18 +116,9 @@ func (d *Datapath) makePair(host, pod *netlink.Handle, ns netns.NsHandle, a node
 	return nil
 }
 
-// alias tells an operator who looks at ip link what the link is for.
-func alias(a node.Attachment) string {
-	text := a.ID.String()
-	if pod := a.Pod.Key.String(); pod != "" {
-		text = pod + " " + text
-	}
-	return text[:min(len(text), maxAlias)]
-}
-
 // preparePod sets what must hold before the container's end comes up: IPv6 may be off in a new namespace, the pod takes
 // its routes from nobody, and no address is ever tentative.
-func (d *Datapath) preparePod(pod *netlink.Handle, ns netns.NsHandle, a node.Attachment) error {
+func (d *Datapath) preparePod(pod *handle, ns netns.NsHandle, a node.Attachment) error {
 	var settings []setting
 	if hasIPv6(a) {
 		settings = append(settings,
@@ -143,7 +138,7 @@ func (d *Datapath) preparePod(pod *netlink.Handle, ns netns.NsHandle, a node.Att
 	return withoutOwnLinkLocal(pod, link)
 }
 
-func withoutOwnLinkLocal(h *netlink.Handle, link netlink.Link) error {
+func withoutOwnLinkLocal(h *handle, link netlink.Link) error {
 	// A link with an MTU below 1280 has no IPv6 at all (RFC 8200 section 5); an IPv4-only pod needs none.
 	if err := h.LinkSetIP6AddrGenMode(link, addrGenNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("set address generation of %s: %w", link.Attrs().Name, err)
@@ -153,7 +148,7 @@ func withoutOwnLinkLocal(h *netlink.Handle, link netlink.Link) error {
 
 // wireHost brings up the host's end. It has the gateways' addresses, as proxies would not answer for them on a host without
 // a default route.
-func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
+func (d *Datapath) wireHost(host *handle, a node.Attachment) error {
 	link, err := host.LinkByName(a.HostIf)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", a.HostIf, err)
@@ -178,7 +173,7 @@ func (d *Datapath) wireHost(host *netlink.Handle, a node.Attachment) error {
 }
 
 // wirePod gives the container's end its addresses and the way out.
-func wirePod(pod *netlink.Handle, a node.Attachment) error {
+func wirePod(pod *handle, a node.Attachment) error {
 	link, err := pod.LinkByName(a.ID.IfName)
 	if err != nil {
 		return fmt.Errorf("find %s in the container: %w", a.ID.IfName, err)
@@ -208,7 +203,7 @@ func wirePod(pod *netlink.Handle, a node.Attachment) error {
 	return nil
 }
 
-func addDefaultRoute(pod *netlink.Handle, link netlink.Link, gateway netip.Addr) error {
+func addDefaultRoute(pod *handle, link netlink.Link, gateway netip.Addr) error {
 	all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	if gateway.Is4() {
 		all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
@@ -233,7 +228,7 @@ func addDefaultRoute(pod *netlink.Handle, link netlink.Link, gateway netip.Addr)
 // waitLocal waits until packets to the pod's IPv6 addresses are taken for the pod's. The kernel makes the routes for that in
 // the background, even without duplicate address detection (net/ipv6/addrconf.c, addrconf_dad_work); until then it drops what
 // comes. In IPv4 they are there with the address.
-func waitLocal(ctx context.Context, pod *netlink.Handle, a node.Attachment) error {
+func waitLocal(ctx context.Context, pod *handle, a node.Attachment) error {
 	ctx, cancel := context.WithTimeout(ctx, localLimit)
 	defer cancel()
 	for _, addr := range a.Addrs {
@@ -262,15 +257,14 @@ func (d *Datapath) Detach(_ context.Context, a node.Attachment) error {
 		return err
 	}
 	defer giveBack()
-	err = d.removeOurs(host, a.HostIf)
-	if errors.Is(err, node.ErrForeignLink) {
-		return nil // not ours to remove
+	if err := d.removeOurs(host, a.HostIf); err != nil && !errors.Is(err, node.ErrForeignLink) { // that is not ours to remove
+		return err
 	}
-	return err
+	return d.purge(a.Addrs)
 }
 
 // removeOurs removes a link if it is ours, and complains if it is not.
-func (d *Datapath) removeOurs(host *netlink.Handle, name string) error {
+func (d *Datapath) removeOurs(host *handle, name string) error {
 	link, err := host.LinkByName(name)
 	if gone(err) {
 		return nil

@@ -36,7 +36,7 @@ route table 254 unicast ::/0 via fe80::1 dev eth0 proto 3 metric 1024 scope univ
 route table 254 unicast fe80::/64 dev eth0 proto 2 metric 256 scope universe`
 
 	hostLink = `link ggl000000000001 veth mtu 1400 mac 02:01:00:00:00:01 group 103 flags up|broadcast|multicast ` +
-		`alias "default/c1 gaggle/c1/eth0"`
+		`alias "gaggle/c1/eth0 default/c1"`
 	hostAddr4  = `addr 169.254.1.1/32 ggl000000000001 scope link`
 	hostAddr6  = `addr fe80::1/64 ggl000000000001 scope link`
 	hostNeigh4 = `neigh 10.1.0.1 ggl000000000001 02:02:00:00:00:01`
@@ -79,7 +79,7 @@ func TestAttach(t *testing.T) {
 				netnstest.Sysctl(t, ns, "net/ipv6/conf/default/accept_dad", "1")
 			}
 			a := attachment(1, tt.addrs...)
-			w.must(w.d.Attach(t.Context(), pod, a))
+			w.wired(w.d.Attach(t.Context(), pod, a))
 			w.compare("pod", tt.pod, of("eth0", w.describe(pod)))
 			w.compare("node", tt.host, of(a.HostIf, w.describe(w.ns)))
 			for _, addr := range tt.addrs {
@@ -122,7 +122,7 @@ func TestAttachReplacesAnEarlierAttempt(t *testing.T) {
 			w := newWorld(t)
 			a := attachment(1, tt.addrs...)
 			first := w.attach(a)
-			w.must(w.d.Attach(t.Context(), first, a))
+			w.wired(w.d.Attach(t.Context(), first, a))
 			w.compare("pod", tt.pod, of("eth0", w.describe(first)))
 			w.compare("node", tt.host, of(a.HostIf, w.describe(w.ns)))
 
@@ -141,7 +141,7 @@ func TestAttachRefusesATakenInterfaceName(t *testing.T) {
 	w.addVeth(pod, "eth0", router, "peer")
 	podBefore, nodeBefore := w.describe(pod), w.describe(w.ns)
 	podSettings, nodeSettings := w.settings(pod), w.settings(w.ns)
-	err := w.d.Attach(t.Context(), pod, attachment(1, pod6, pod4))
+	_, err := w.d.Attach(t.Context(), pod, attachment(1, pod6, pod4))
 	if !errors.Is(err, node.ErrInterfaceExists) {
 		t.Errorf("Attach() = %v, want %v", err, node.ErrInterfaceExists)
 	}
@@ -167,7 +167,7 @@ func TestAttachRefusesAForeignHostLink(t *testing.T) {
 			pod := netnstest.New(t)
 			podBefore, nodeBefore := w.describe(pod), w.describe(w.ns)
 			a := attachment(1, pod6, pod4)
-			if err := w.d.Attach(t.Context(), pod, a); !errors.Is(err, node.ErrForeignLink) {
+			if _, err := w.d.Attach(t.Context(), pod, a); !errors.Is(err, node.ErrForeignLink) {
 				t.Errorf("Attach() = %v, want %v", err, node.ErrForeignLink)
 			}
 			if err := w.d.Detach(t.Context(), a); err != nil {
@@ -192,7 +192,7 @@ func TestAttachRefusesWhatIsNoContainersNamespace(t *testing.T) {
 	for name, ns := range map[string]*os.File{
 		"the node's": w.ns, "another kind": open("/proc/self/ns/uts"), "a file": open("/proc/self/comm"), "a directory": open("/"),
 	} {
-		if err := w.d.Attach(t.Context(), ns, attachment(1, pod6, pod4)); !errors.Is(err, node.ErrNetns) {
+		if _, err := w.d.Attach(t.Context(), ns, attachment(1, pod6, pod4)); !errors.Is(err, node.ErrNetns) {
 			t.Errorf("%s: Attach() = %v, want %v", name, err, node.ErrNetns)
 		}
 	}
@@ -206,7 +206,7 @@ func TestAttachThatIsCancelledLeavesNothing(t *testing.T) {
 	podBefore, nodeBefore := w.describe(pod), w.describe(w.ns)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := w.d.Attach(ctx, pod, attachment(1, pod6, pod4)); !errors.Is(err, context.Canceled) {
+	if _, err := w.d.Attach(ctx, pod, attachment(1, pod6, pod4)); !errors.Is(err, context.Canceled) {
 		t.Errorf("Attach() = %v, want %v", err, context.Canceled)
 	}
 	w.compare("pod", podBefore, w.describe(pod))
@@ -228,7 +228,7 @@ func TestAttachWhereIPv6IsOff(t *testing.T) {
 			w.must(netnstest.Handle(t, pod).LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 
 			a := attachment(1, tt.addrs...)
-			w.must(w.d.Attach(t.Context(), pod, a))
+			w.wired(w.d.Attach(t.Context(), pod, a))
 			w.compare("pod", tt.pod, of("eth0", w.describe(pod)))
 			w.compare("node", tt.host, of(a.HostIf, w.describe(w.ns)))
 			want := "1"

@@ -63,7 +63,7 @@ func (d *Datapath) Attached(_ context.Context, ns *os.File, a node.Attachment) (
 // A checker looks at one attachment. Its methods note differences, and return an error only when they could not see.
 type checker struct {
 	a               node.Attachment
-	host, pod       *netlink.Handle
+	host, pod       *handle
 	hostEnd, podEnd netlink.Link // nil when missing
 
 	differences []error
@@ -82,7 +82,7 @@ func (c *checker) open(d *Datapath, ns *os.File) (done func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	pod, err := netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE)
+	pod, err := d.handleAt(netns.NsHandle(ns.Fd()))
 	if err != nil {
 		giveBack()
 		return nil, fmt.Errorf("open netlink socket in the container: %w", err)
@@ -100,7 +100,7 @@ func (c *checker) open(d *Datapath, ns *os.File) (done func(), err error) {
 	return done, nil
 }
 
-func (c *checker) find(h *netlink.Handle, name, where string) (netlink.Link, error) {
+func (c *checker) find(h *handle, name, where string) (netlink.Link, error) {
 	link, err := h.LinkByName(name)
 	if gone(err) {
 		c.differ("link %s%s is missing", name, where)
@@ -158,7 +158,7 @@ func hostPrefixes(addrs []netip.Addr) (out []netip.Prefix) {
 	return out
 }
 
-func (c *checker) addrs(ctx context.Context, h *netlink.Handle, link netlink.Link, name string, want []netip.Prefix) error {
+func (c *checker) addrs(ctx context.Context, h *handle, link netlink.Link, name string, want []netip.Prefix) error {
 	have, err := addresses(ctx, h, link)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -35,6 +36,9 @@ type Options struct {
 	Changed func()
 	// Sysctl is where the kernel's settings are mounted; default /proc/sys.
 	Sysctl string
+	// Before, if set, is called before each single change of the kernel, and its error is that of the change. Tests fail,
+	// delay or end the process there.
+	Before func(op string) error
 }
 
 // A Datapath works in the network namespace in which it was made. Its methods may be called concurrently.
@@ -44,9 +48,10 @@ type Datapath struct {
 
 	// handles are idle netlink sockets in the node's namespace. Each call takes its own, as a request holds its socket
 	// until the kernel has answered, and the removal of a link waits for tens of milliseconds.
-	handles chan *netlink.Handle
+	handles chan *handle
 
 	expected expected
+	purger   purger
 }
 
 var _ node.Datapath = (*Datapath)(nil)
@@ -56,11 +61,14 @@ func New(o Options) (*Datapath, error) {
 	if o.Sysctl == "" {
 		o.Sysctl = "/proc/sys"
 	}
+	if o.Before == nil {
+		o.Before = func(string) error { return nil }
+	}
 	ns, err := netns.Get()
 	if err != nil {
 		return nil, fmt.Errorf("open own network namespace: %w", err)
 	}
-	return &Datapath{o: o, ns: ns, handles: make(chan *netlink.Handle, maxHandles)}, nil
+	return &Datapath{o: o, ns: ns, handles: make(chan *handle, maxHandles)}, nil
 }
 
 // Close releases the sockets. Nothing in the kernel changes.
@@ -76,53 +84,37 @@ func (d *Datapath) Close() {
 	}
 }
 
-// handle borrows a socket in the node's namespace.
-func (d *Datapath) handle() (h *netlink.Handle, giveBack func(), err error) {
-	select {
-	case h = <-d.handles:
-	default:
-		if h, err = netlink.NewHandleAt(d.ns, unix.NETLINK_ROUTE); err != nil {
-			return nil, nil, fmt.Errorf("open netlink socket: %w", err)
-		}
-	}
-	return h, func() {
-		select {
-		case d.handles <- h:
-		default:
-			h.Close()
-		}
-	}, nil
-}
-
 // inNamespace runs do on a thread in the given network namespace. A thread that cannot be brought back is thrown away: none
 // is ever left in a pod's namespace.
 func inNamespace(ns netns.NsHandle, do func() error) error {
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("open own network namespace: %w", err)
-			return
-		}
-		defer func() { _ = home.Close() }()
-		if err := netns.Set(ns); err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("enter network namespace: %w", err)
-			return
-		}
-		err = do()
-		if restored := netns.Set(home); restored == nil {
-			runtime.UnlockOSThread()
-		} // else the thread ends with this goroutine
-		done <- err
-	}()
+	go func() { done <- onThreadIn(ns, do) }()
 	return <-done
 }
 
+func onThreadIn(ns netns.NsHandle, do func() error) error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer func() { _ = home.Close() }()
+	if err := netns.Set(ns); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	err = do()
+	if restored := netns.Set(home); restored == nil {
+		runtime.UnlockOSThread()
+	} // else the thread ends with this goroutine
+	return err
+}
+
 // ours reports whether a host link carries our mark.
-func ours(l netlink.Link) bool { return l.Type() == "veth" && l.Attrs().Group == Group }
+func ours(l netlink.Link) bool {
+	return l.Type() == "veth" && l.Attrs().Group == Group && strings.HasPrefix(l.Attrs().Name, node.HostIfPrefix)
+}
 
 func isUp(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_UP != 0 }
 

@@ -26,7 +26,7 @@ func TestDetachLeavesNothing(t *testing.T) {
 			podBefore, nodeBefore, settings := w.describe(pod), w.describe(w.ns), w.settings(w.ns)
 
 			a := attachment(1, tt.addrs...)
-			w.must(w.d.Attach(t.Context(), pod, a))
+			w.wired(w.d.Attach(t.Context(), pod, a))
 			w.routeTo(a)
 			for range 3 { // D01: a repeat is no error
 				if err := w.d.Detach(t.Context(), a); err != nil {
@@ -46,7 +46,7 @@ func TestDetachWhenTheNamespaceIsGone(t *testing.T) {
 	before := w.describe(w.ns)
 	a := attachment(1, pod6, pod4)
 	pod := netnstest.NewBare(t)
-	w.must(w.d.Attach(t.Context(), pod, a))
+	w.wired(w.d.Attach(t.Context(), pod, a))
 	w.routeTo(a)
 	w.must(pod.Close())
 	if err := w.d.Detach(t.Context(), a); err != nil {
@@ -79,9 +79,9 @@ func TestAttachAndDetachLeakNothing(t *testing.T) {
 	w.must(netnstest.Handle(t, taken).LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 	cycle := func(n byte) {
 		a := attachment(n, pod6, pod4)
-		w.must(w.d.Attach(t.Context(), pod, a))
+		w.wired(w.d.Attach(t.Context(), pod, a))
 		w.must(w.d.Detach(t.Context(), a))
-		if err := w.d.Attach(t.Context(), taken, a); err == nil {
+		if _, err := w.d.Attach(t.Context(), taken, a); err == nil {
 			t.Fatal("Attach() = nil, want that the name is taken")
 		}
 	}
@@ -139,7 +139,10 @@ func TestAttachesInParallel(t *testing.T) {
 		all[n] = attachment(byte(n), addr6, addr4)
 	}
 	for n, a := range all {
-		go func() { failed <- w.d.Attach(t.Context(), namespaces[n], a) }()
+		go func() {
+			_, err := w.d.Attach(t.Context(), namespaces[n], a)
+			failed <- err
+		}()
 	}
 	for range all {
 		w.must(<-failed)

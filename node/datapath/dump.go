@@ -26,17 +26,17 @@ func dump[T any](ctx context.Context, what string, list func() ([]T, error)) ([]
 	}
 }
 
-func links(ctx context.Context, h *netlink.Handle) ([]netlink.Link, error) {
+func links(ctx context.Context, h *handle) ([]netlink.Link, error) {
 	return dump(ctx, "links", h.LinkList)
 }
 
 // addresses lists those of a link; nil for all links.
-func addresses(ctx context.Context, h *netlink.Handle, link netlink.Link) ([]netlink.Addr, error) {
+func addresses(ctx context.Context, h *handle, link netlink.Link) ([]netlink.Addr, error) {
 	return dump(ctx, "addresses", func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
 }
 
 // mainRoutes lists the main table, where protocol is not zero the routes of that protocol only.
-func mainRoutes(ctx context.Context, h *netlink.Handle, family int, protocol netlink.RouteProtocol) ([]netlink.Route, error) {
+func mainRoutes(ctx context.Context, h *handle, family int, protocol netlink.RouteProtocol) ([]netlink.Route, error) {
 	mask := netlink.RT_FILTER_TABLE
 	if protocol != 0 {
 		mask |= netlink.RT_FILTER_PROTOCOL
@@ -46,12 +46,12 @@ func mainRoutes(ctx context.Context, h *netlink.Handle, family int, protocol net
 }
 
 // allRoutes lists every table.
-func allRoutes(ctx context.Context, h *netlink.Handle, family int) ([]netlink.Route, error) {
+func allRoutes(ctx context.Context, h *handle, family int) ([]netlink.Route, error) {
 	// A filter for no table in particular; without one the library leaves out all but the main table.
 	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 	return dump(ctx, "routes", func() ([]netlink.Route, error) { return h.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE) })
 }
 
-func neighbours(ctx context.Context, h *netlink.Handle, link netlink.Link, family int) ([]netlink.Neigh, error) {
+func neighbours(ctx context.Context, h *handle, link netlink.Link, family int) ([]netlink.Neigh, error) {
 	return dump(ctx, "neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(link.Attrs().Index, family) })
 }

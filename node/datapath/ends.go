@@ -80,7 +80,7 @@ func (e *Ends) Put(_ context.Context, name node.LinkName, end node.End) error {
 func (*Ends) Delete(context.Context, node.LinkName) error { return errors.ErrUnsupported }
 
 // setEnd makes a host's end what it must be. What is right already is not touched.
-func (d *Datapath) setEnd(h *netlink.Handle, link netlink.Link, end node.End) error {
+func (d *Datapath) setEnd(h *handle, link netlink.Link, end node.End) error {
 	name := link.Attrs().Name
 	if err := d.setLinks(d.ns, hostSettings(name, end.IPv6)); err != nil {
 		return err

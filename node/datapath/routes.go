@@ -142,7 +142,7 @@ func (r *Routes) Put(ctx context.Context, p netip.Prefix, v node.Route) error {
 }
 
 // at returns our routes to a prefix.
-func (r *Routes) at(ctx context.Context, h *netlink.Handle, p netip.Prefix) ([]netlink.Route, error) {
+func (r *Routes) at(ctx context.Context, h *handle, p netip.Prefix) ([]netlink.Route, error) {
 	family := netlink.FAMILY_V6
 	if p.Addr().Is4() {
 		family = netlink.FAMILY_V4
@@ -160,7 +160,7 @@ func (r *Routes) at(ctx context.Context, h *netlink.Handle, p netip.Prefix) ([]n
 	return out, nil
 }
 
-func (r *Routes) toKernel(h *netlink.Handle, p netip.Prefix, v node.Route) (*netlink.Route, error) {
+func (r *Routes) toKernel(h *handle, p netip.Prefix, v node.Route) (*netlink.Route, error) {
 	route := &netlink.Route{
 		Dst: ipNet(p), Protocol: r.protocol, Table: unix.RT_TABLE_MAIN, Type: unix.RTN_UNICAST,
 		Src: v.Source.AsSlice(),
@@ -189,7 +189,7 @@ func (r *Routes) toKernel(h *netlink.Handle, p netip.Prefix, v node.Route) (*net
 }
 
 // setHops gives a route its next hops: one directly, several as a multipath route.
-func setHops(h *netlink.Handle, route *netlink.Route, set bgp.Hops) error {
+func setHops(h *handle, route *netlink.Route, set bgp.Hops) error {
 	var paths []*netlink.NexthopInfo
 	for _, hop := range set.Values() {
 		path := &netlink.NexthopInfo{Gw: hop.WithZone("").AsSlice()}
@@ -235,7 +235,7 @@ func (r *Routes) Delete(ctx context.Context, p netip.Prefix) error {
 	return nil
 }
 
-func (r *Routes) remove(h *netlink.Handle, p netip.Prefix, route netlink.Route) error {
+func (r *Routes) remove(h *handle, p netip.Prefix, route netlink.Route) error {
 	r.d.expected.add(routeEvent(p))
 	if err := h.RouteDel(&route); err != nil {
 		r.d.expected.take(routeEvent(p))

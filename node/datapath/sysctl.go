@@ -89,6 +89,9 @@ func (d *Datapath) set(key, value string) (changed bool, err error) {
 	if err != nil || have == value {
 		return false, err
 	}
+	if err := d.o.Before("sysctl"); err != nil {
+		return false, err
+	}
 	if err := os.WriteFile(filepath.Join(d.o.Sysctl, key), []byte(value), 0o644); err != nil {
 		return false, fmt.Errorf("set sysctl %s from %s to %s: %w; in a container, mount the host's /proc/sys/net writable",
 			strings.ReplaceAll(key, "/", "."), have, value, err)

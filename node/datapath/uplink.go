@@ -41,7 +41,7 @@ func (d *Datapath) Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Ad
 }
 
 // wayTo finds the link towards a destination, and the source address the kernel would take. No way is index 0.
-func wayTo(ctx context.Context, h *netlink.Handle, dst netip.Addr) (index int, source netip.Addr, err error) {
+func wayTo(ctx context.Context, h *handle, dst netip.Addr) (index int, source netip.Addr, err error) {
 	if dst.IsUnspecified() {
 		index, err := defaultLink(ctx, h, dst)
 		return index, netip.Addr{}, err
@@ -67,7 +67,7 @@ func wayTo(ctx context.Context, h *netlink.Handle, dst netip.Addr) (index int, s
 }
 
 // defaultLink returns the link of the best default route.
-func defaultLink(ctx context.Context, h *netlink.Handle, unspecified netip.Addr) (int, error) {
+func defaultLink(ctx context.Context, h *handle, unspecified netip.Addr) (int, error) {
 	family := netlink.FAMILY_V6
 	if unspecified.Is4() {
 		family = netlink.FAMILY_V4
@@ -93,7 +93,7 @@ func defaultLink(ctx context.Context, h *netlink.Handle, unspecified netip.Addr)
 }
 
 // uplink describes a link: its addresses are the node's own on it or, where it has none (unnumbered), those of the loopback.
-func uplink(ctx context.Context, h *netlink.Handle, index int, source netip.Addr) (node.Uplink, error) {
+func uplink(ctx context.Context, h *handle, index int, source netip.Addr) (node.Uplink, error) {
 	link, err := h.LinkByIndex(index)
 	if err != nil {
 		return node.Uplink{}, err

@@ -38,6 +38,8 @@ type world struct {
 
 	pairs int // made by addVeth
 
+	before atomic.Pointer[func(op string) error] // Options.Before; nil for none
+
 	changes atomic.Int32                  // calls of Options.Changed
 	hold    atomic.Pointer[chan struct{}] // while set, such a call waits until it is closed
 	held    atomic.Int32                  // calls that wait or have waited
@@ -57,7 +59,14 @@ func newWorld(t *testing.T) *world {
 	w.host = netnstest.Handle(t, w.ns)
 	netnstest.Do(t, w.ns, func() {
 		var err error
-		w.d, err = datapath.New(datapath.Options{Log: slog.New(slog.DiscardHandler), Changed: w.changedCall})
+		w.d, err = datapath.New(datapath.Options{
+			Log: slog.New(slog.DiscardHandler), Changed: w.changedCall, Before: func(op string) error {
+				if before := w.before.Load(); before != nil {
+					return (*before)(op)
+				}
+				return nil
+			},
+		})
 		w.must(err)
 	})
 	t.Cleanup(w.d.Close)
@@ -129,11 +138,21 @@ func (w *world) must(err error) {
 	}
 }
 
+// wired is must for Attach: the number of a namespace that is wired is known.
+func (w *world) wired(ns node.NetnsID, err error) node.NetnsID {
+	w.Helper()
+	w.must(err)
+	if ns == node.NoNetns {
+		w.Fatal("the namespace has no number")
+	}
+	return ns
+}
+
 // attach makes a pod of its own for an attachment.
 func (w *world) attach(a node.Attachment) (pod *os.File) {
 	w.Helper()
 	pod = netnstest.New(w.T)
-	w.must(w.d.Attach(w.Context(), pod, a))
+	w.wired(w.d.Attach(w.Context(), pod, a))
 	return pod
 }
 

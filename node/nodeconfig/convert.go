@@ -17,6 +17,9 @@ import (
 // Bounds of the MTU: IPv6 needs 1280 (RFC 8200 section 5), the kernel's links take no more than 65535.
 const minMTU, maxMTU = 1280, 65535
 
+// Bounds of the time that an address rests.
+const defaultCoolDown, maxCoolDown = time.Minute, 24 * time.Hour
+
 // A converter turns fields into values. Its methods note problems and go on.
 type converter struct {
 	*decoder
@@ -36,6 +39,7 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 		Pools:    c.pools(spec.Pools),
 		Families: c.families("spec.defaults.families", spec.Defaults.Families),
 		MTU:      c.mtu(spec.Defaults.MTU),
+		CoolDown: c.duration("spec.defaults.coolDown", spec.Defaults.CoolDown, defaultCoolDown, 0, maxCoolDown),
 		BGP:      c.bgp(spec.BGP),
 	}
 }

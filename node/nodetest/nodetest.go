@@ -9,7 +9,9 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 	"github.com/gaggle-cni/gaggle/cni"
@@ -157,6 +159,8 @@ type Datapath struct {
 
 	mu    sync.Mutex
 	links map[string]node.Attachment
+	blind error // why the kernel cannot be seen
+	other map[node.NetnsID]bool
 	where map[string]*os.File // the namespace of each
 }
 
@@ -168,25 +172,67 @@ func (d *Datapath) Links() map[string]node.Attachment {
 }
 
 // Attach implements [node.Datapath].
-func (d *Datapath) Attach(ctx context.Context, netns *os.File, a node.Attachment) error {
+func (d *Datapath) Attach(ctx context.Context, netns *os.File, a node.Attachment) (node.NetnsID, error) {
 	if d.FailAttach != nil {
 		if err := d.FailAttach(a); err != nil {
-			return err
+			return node.NoNetns, err
 		}
 	}
 	if err := d.Fuse.step("attach " + a.HostIf); err != nil {
-		return err
+		return node.NoNetns, err
 	}
 	if err := ctx.Err(); err != nil {
-		return err
+		return node.NoNetns, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.links == nil {
 		d.links, d.where = make(map[string]node.Attachment), make(map[string]*os.File)
 	}
+	a.Namespace = 0
+	for slices.ContainsFunc(slices.Collect(maps.Values(d.links)), func(other node.Attachment) bool {
+		return other.Namespace == a.Namespace
+	}) {
+		a.Namespace++ // the lowest number that is free, as the kernel does
+	}
 	d.links[a.HostIf], d.where[a.HostIf] = a, netns
-	return nil
+	return a.Namespace, nil
+}
+
+// Lose removes a link behind everybody's back. Its namespace ends with it.
+func (d *Datapath) Lose(hostIf string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.links, hostIf)
+}
+
+// Blind makes the kernel invisible to Inventory, or visible again with nil.
+func (d *Datapath) Blind(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.blind = err
+}
+
+// KeepNamespace lets a namespace live on without a link of ours.
+func (d *Datapath) KeepNamespace(id node.NetnsID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.other = map[node.NetnsID]bool{id: true}
+}
+
+// Inventory implements [node.Datapath].
+func (d *Datapath) Inventory(context.Context) (node.Inventory, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.blind != nil {
+		return node.Inventory{}, d.blind
+	}
+	inv := node.Inventory{Links: maps.Clone(d.links), Namespaces: make(map[node.NetnsID]bool)}
+	maps.Copy(inv.Namespaces, d.other)
+	for _, a := range d.links {
+		inv.Namespaces[a.Namespace] = true
+	}
+	return inv, nil
 }
 
 // Detach implements [node.Datapath].
@@ -280,8 +326,8 @@ func (s *Store) Reserve(id cni.ID, choose func(node.Taken) (node.Attachment, err
 }
 
 // Commit implements [node.Store].
-func (s *Store) Commit(id cni.ID) error {
-	return errors.Join(s.Fuse.step("commit "+id.String()), s.unless(func() error { return s.Store.Commit(id) }))
+func (s *Store) Commit(id cni.ID, ns node.NetnsID) error {
+	return errors.Join(s.Fuse.step("commit "+id.String()), s.unless(func() error { return s.Store.Commit(id, ns) }))
 }
 
 // Retire implements [node.Store].
@@ -290,8 +336,8 @@ func (s *Store) Retire(id cni.ID) error {
 }
 
 // Release implements [node.Store].
-func (s *Store) Release(id cni.ID) error {
-	return errors.Join(s.Fuse.step("release "+id.String()), s.unless(func() error { return s.Store.Release(id) }))
+func (s *Store) Release(id cni.ID, rest time.Duration) error {
+	return errors.Join(s.Fuse.step("release "+id.String()), s.unless(func() error { return s.Store.Release(id, rest) }))
 }
 
 // unless does nothing once the fuse has burnt.

@@ -3,9 +3,11 @@
 package store
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -20,8 +22,10 @@ import (
 
 // DB is a [node.Store] in one file. All methods may be called concurrently.
 type DB struct {
-	db     *bbolt.DB
-	secret [32]byte
+	db      *bbolt.DB
+	uptime  func() time.Duration
+	secret  [32]byte
+	lastRun Run
 
 	// mu is held over a whole change, file and mirror, so that the mirror is published in the order of commits: bbolt
 	// itself runs OnCommit after it has let the next writer in.
@@ -29,6 +33,7 @@ type DB struct {
 	byID    map[cni.ID]node.Attachment
 	addrs   map[netip.Addr]cni.ID
 	hostIfs map[string]cni.ID
+	resting resting
 
 	all atomic.Pointer[[]node.Attachment]
 }
@@ -42,9 +47,12 @@ func (d *DB) Reserve(id cni.ID, choose func(node.Taken) (node.Attachment, error)
 	if a, ok := d.byID[id]; ok {
 		return a, false, nil
 	}
+	now := d.uptime()
 	a, err := choose(node.Taken{
-		Addr:   func(addr netip.Addr) bool { _, ok := d.addrs[addr]; return ok },
-		HostIf: func(name string) bool { _, ok := d.hostIfs[name]; return ok },
+		Addr:    func(addr netip.Addr) bool { _, ok := d.addrs[addr]; return ok },
+		HostIf:  func(name string) bool { _, ok := d.hostIfs[name]; return ok },
+		Resting: func(addr netip.Addr) bool { return d.resting[addr] > now },
+		Rested:  func() []netip.Addr { return d.resting.oldestFirst(now) },
 	})
 	if err != nil {
 		return node.Attachment{}, false, err
@@ -57,14 +65,14 @@ func (d *DB) Reserve(id cni.ID, choose func(node.Taken) (node.Attachment, error)
 }
 
 // Commit implements [node.Store].
-func (d *DB) Commit(id cni.ID) error {
+func (d *DB) Commit(id cni.ID, ns node.NetnsID) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, ok := d.byID[id]
 	if !ok {
 		return fmt.Errorf("commit %s: no such record", id)
 	}
-	a.Committed = true
+	a.Committed, a.Namespace = true, ns
 	return d.putLocked(a)
 }
 
@@ -81,23 +89,38 @@ func (d *DB) Retire(id cni.ID) error {
 }
 
 // Release implements [node.Store].
-func (d *DB) Release(id cni.ID) error {
+func (d *DB) Release(id cni.ID, rest time.Duration) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, ok := d.byID[id]
 	if !ok {
 		return nil
 	}
+	now := d.uptime()
+	over := d.resting.over(now)
+	var until time.Duration
+	if rest > 0 {
+		until = now + rest
+	}
 	err := d.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketAttachments).Delete([]byte(id.String()))
+		if err := tx.Bucket(bucketAttachments).Delete([]byte(id.String())); err != nil {
+			return err
+		}
+		return errors.Join(wake(tx, over), lay(tx, a.Addrs, until))
 	})
 	if err != nil {
 		return fmt.Errorf("release %s: %w: %w", id, node.ErrStore, err)
 	}
 	delete(d.byID, id)
 	delete(d.hostIfs, a.HostIf)
+	for _, addr := range over {
+		delete(d.resting, addr)
+	}
 	for _, addr := range a.Addrs {
 		delete(d.addrs, addr)
+		if until > 0 {
+			d.resting[addr] = until
+		}
 	}
 	d.publishLocked()
 	return nil
@@ -119,17 +142,20 @@ func (d *DB) Close() error {
 	return nil
 }
 
-// putLocked writes a record, then shows it.
+// putLocked writes a record, then shows it. Its addresses rest no more.
 func (d *DB) putLocked(a node.Attachment) error {
-	value, err := json.Marshal(a)
+	value, err := encode(a)
 	if err != nil {
 		return fmt.Errorf("encode record %s: %w", a.ID, err)
 	}
 	err = d.db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketAttachments).Put([]byte(a.ID.String()), value)
+		return errors.Join(tx.Bucket(bucketAttachments).Put([]byte(a.ID.String()), value), wake(tx, a.Addrs))
 	})
 	if err != nil {
 		return fmt.Errorf("write record %s: %w: %w", a.ID, node.ErrStore, err)
+	}
+	for _, addr := range a.Addrs {
+		delete(d.resting, addr)
 	}
 	d.showLocked(a)
 	d.publishLocked()
@@ -145,12 +171,33 @@ func (d *DB) showLocked(a node.Attachment) {
 }
 
 func (d *DB) publishLocked() {
-	all := make([]node.Attachment, 0, len(d.byID))
-	for _, a := range d.byID {
-		all = append(all, a)
-	}
+	all := slices.Collect(maps.Values(d.byID))
 	slices.SortFunc(all, func(a, b node.Attachment) int { return a.ID.Compare(b.ID) })
 	d.all.Store(&all)
+}
+
+// resting are the addresses that are free and rest, each until an uptime of the machine.
+type resting map[netip.Addr]time.Duration
+
+// oldestFirst returns those that still rest.
+func (r resting) oldestFirst(now time.Duration) (addrs []netip.Addr) {
+	for addr, until := range r {
+		if until > now {
+			addrs = append(addrs, addr)
+		}
+	}
+	slices.SortFunc(addrs, func(a, b netip.Addr) int { return cmp.Or(cmp.Compare(r[a], r[b]), a.Compare(b)) })
+	return addrs
+}
+
+// over returns those whose time has come.
+func (r resting) over(now time.Duration) (addrs []netip.Addr) {
+	for addr, until := range r {
+		if until <= now {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
 }
 
 // A Run is what is remembered of a life of the process.
@@ -174,20 +221,5 @@ func (d *DB) Touch(r Run) error {
 	return nil
 }
 
-// LastRun returns what was last remembered; the zero Run if nothing was since the machine booted.
-func (d *DB) LastRun() (r Run, err error) {
-	err = d.db.View(func(tx *bbolt.Tx) error {
-		value := tx.Bucket(bucketMeta).Get(keyRun)
-		if value == nil {
-			return nil
-		}
-		return json.Unmarshal(value, &r)
-	})
-	if err != nil {
-		return Run{}, fmt.Errorf("read last run: %w", err)
-	}
-	return r, nil
-}
-
-// ErrNewer means that the file was written by a newer version of the program.
-var ErrNewer = errors.New("written by a newer version")
+// LastRun returns what was remembered when the file was opened; the zero Run if nothing was since the machine booted.
+func (d *DB) LastRun() Run { return d.lastRun }

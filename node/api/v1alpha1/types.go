@@ -52,6 +52,7 @@ type Pool struct {
 type Defaults struct {
 	Families []string `json:"families"` // IPv6, IPv4
 	MTU      int32    `json:"mtu"`      // bytes; 0: that of the uplink
+	CoolDown string   `json:"coolDown"` // how long an address rests before another pod gets it
 }
 
 // BGP configures the speaker.

@@ -1,0 +1,160 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gaggle-cni/gaggle/cni"
+)
+
+// sweepUntil sweeps every [doubtInterval] until the context ends.
+func (a *Agent) sweepUntil(ctx context.Context) {
+	ticker := time.NewTicker(doubtInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			a.sweep(ctx)
+		}
+	}
+}
+
+// sweep looks for what no call of a runtime will end: records of containers that are gone, and links that no record is about.
+// It acts on evidence alone, and only on what it has seen twice, a [doubtInterval] apart. What cannot be seen is not gone.
+func (a *Agent) sweep(ctx context.Context) {
+	a.undoPending(ctx)
+	a.tombs.prune(a.o.Now().Add(-tombLife))
+	inv, err := a.o.Datapath.Inventory(ctx)
+	if err != nil {
+		a.o.Log.WarnContext(ctx, "cannot look for what is left over", "err", err)
+		a.suspects = nil
+		return
+	}
+	suspects := make(map[string]bool)
+	twice := func(what string) bool {
+		suspects[what] = true
+		return a.suspects[what]
+	}
+	records := a.o.Store.All() // after the links: one that went meanwhile had a record then
+	for _, att := range records {
+		if ctx.Err() != nil {
+			return
+		}
+		if !ended(att, inv, records) || !twice("record "+att.ID.String()) {
+			continue
+		}
+		if err := a.collect(ctx, att, "its network namespace has ended"); err != nil {
+			a.o.Log.WarnContext(ctx, "attachment of a container that is gone remains", "container", att.ID.ContainerID, "err", err)
+		}
+	}
+	for _, link := range unrecorded(inv, records) {
+		if !twice("link " + link.HostIf) {
+			continue
+		}
+		if err := a.removeLink(ctx, link); err != nil {
+			a.o.Log.WarnContext(ctx, "a link without a record remains", "host_if", link.HostIf, "err", err)
+		}
+	}
+	a.suspects = suspects
+}
+
+// ended reports whether there is evidence that an attachment's container is gone: its link is, and so is its network
+// namespace. A link alone may have been removed by somebody while the container lives.
+func ended(att Attachment, inv Inventory, records []Attachment) bool {
+	if _, there := inv.Links[att.HostIf]; there || !att.Committed || att.Namespace == NoNetns {
+		return false
+	}
+	if !inv.Namespaces[att.Namespace] {
+		return true
+	}
+	// The kernel gives the numbers of those that ended to others.
+	return slices.ContainsFunc(records, func(other Attachment) bool {
+		_, there := inv.Links[other.HostIf]
+		return there && other.Namespace == att.Namespace && other.ID.ContainerID != att.ID.ContainerID
+	})
+}
+
+// unrecorded returns the links that no record is about, ordered by name.
+func unrecorded(inv Inventory, records []Attachment) []Attachment {
+	links := maps.Clone(inv.Links)
+	for _, att := range records {
+		delete(links, att.HostIf)
+	}
+	return slices.SortedFunc(maps.Values(links), func(a, b Attachment) int {
+		return LinkName(a.HostIf).Compare(LinkName(b.HostIf))
+	})
+}
+
+// removeLink removes a link that no record is about if nobody can be using it: without addresses and without a name it is the
+// beginning of an ADD whose record was lost.
+func (a *Agent) removeLink(ctx context.Context, link Attachment) error {
+	if named(link) || len(link.Addrs) > 0 {
+		return fmt.Errorf("it may be in use by %s with the addresses %v; a DEL of that container, or a restart of the node process, settles it",
+			link.ID, link.Addrs)
+	}
+	a.o.Log.WarnContext(ctx, "removing a link that nobody uses", "host_if", link.HostIf)
+	return a.o.Datapath.Detach(ctx, link)
+}
+
+// adoptAll takes over what runs without a record, at the start, when no handler works on anything: the records may have been
+// lost, the containers live on, and what they have must not be given to others.
+func (a *Agent) adoptAll(ctx context.Context) error {
+	inv, err := a.o.Datapath.Inventory(ctx)
+	if err != nil {
+		return fmt.Errorf("look for containers that are attached: %w", err)
+	}
+	for _, link := range unrecorded(inv, a.o.Store.All()) {
+		if !named(link) || len(link.Addrs) == 0 {
+			continue // the sweep looks again
+		}
+		if err := a.adopt(ctx, link); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// adopt makes a record of what the kernel shows of an attachment.
+func (a *Agent) adopt(ctx context.Context, link Attachment) error {
+	c := a.config.Load()
+	link.Created = a.o.Now()
+	for _, addr := range link.Addrs {
+		link.Pools = append(link.Pools, c.poolOf(addr))
+	}
+	_, _, err := a.o.Store.Reserve(link.ID, func(taken Taken) (Attachment, error) {
+		for _, addr := range link.Addrs {
+			if taken.Addr(addr) {
+				return link, fmt.Errorf("%w: %s of link %s is in use", ErrAddress, addr, link.HostIf)
+			}
+		}
+		return link, nil
+	})
+	if err == nil {
+		err = a.o.Store.Commit(link.ID, link.Namespace)
+	}
+	if err != nil {
+		return fmt.Errorf("take over %s: %w", link.ID, err)
+	}
+	a.o.Log.WarnContext(ctx, "took over an attachment that had no record", "pod", link.Pod.Key,
+		"container", link.ID.ContainerID, "ifname", link.ID.IfName, "addr", link.Addrs, "host_if", link.HostIf)
+	return nil
+}
+
+// named reports whether a link's description names the attachment that the link's own name is made of.
+func named(link Attachment) bool {
+	const names = 4 // of one attachment; more are never taken in practice
+	if link.ID == (cni.ID{}) {
+		return false
+	}
+	for n := range names {
+		if link.HostIf == HostIf(link.ID, n) {
+			return true
+		}
+	}
+	return false
+}
