@@ -9,6 +9,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PKG     ?= ./...
 FUZZTIME ?= 30s
+CYCLES  ?= 1000
 KEEP    ?=
 export PATH := $(PATH):/usr/sbin:/sbin
 
@@ -45,6 +46,10 @@ fuzz: ## fuzz every parser of outside input, FUZZTIME each
 bench: packages ## measure ADD and DEL beside the reference plugins (root)
 	$(GO) test -run '^$$' -bench . -benchmem ./ipam ./node
 	$(GO) test -run '^$$' -bench . -benchtime 60x ./integration/bench
+
+.PHONY: campaign
+campaign: packages ## kill plugin and node process at random, CYCLES times (root)
+	$(GO) test -v -timeout 60m -run 'TestCleanCycles|TestRandomKills' ./integration -cycles $(CYCLES)
 
 .PHONY: lint
 lint: ## run the linters and look for dead code

@@ -16,9 +16,15 @@ import (
 // oneNode is a node with a router, for what does not depend on the router's kind.
 func oneNode(t *testing.T, p lab.Peering) (*lab.Lab, *lab.Node) {
 	t.Helper()
+	return oneNodeOf(t, p, bin)
+}
+
+// oneNodeOf is oneNode with other programs.
+func oneNodeOf(t *testing.T, p lab.Peering, programs string) (*lab.Lab, *lab.Node) {
+	t.Helper()
 	need(t, "birdc")
 	t.Parallel()
-	l := newLab(t, 1)
+	l := newLabOf(t, 1, programs)
 	_, err := l.StartRouter(t.Context(), "bird", nil)
 	must(t, err)
 	p.Over4 = true

@@ -29,10 +29,13 @@ func mainCode(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	bin = dir
-	// With -race, as the tests themselves: a race in the node process is a failure of the scenario that met it.
+	// With -race, as the tests themselves: a race in the node process is a failure of the scenario that met it. What is started
+	// hundreds of times goes without.
 	for _, args := range [][]string{
 		{"-race", "./cmd/gaggle"},
 		{"./cmd/gaggle-cni", "./integration/demo"},
+		{"-o=" + filepath.Join(dir, quickDir) + "/", "./cmd/gaggle", "./cmd/gaggle-cni"},
+		{"-tags=faults", "-o=" + filepath.Join(dir, faultyDir) + "/", "./cmd/gaggle", "./cmd/gaggle-cni"},
 		{"-modfile=.ci/tools.mod", "github.com/containernetworking/cni/cnitool"},
 		{"-modfile=.ci/tools.mod", "github.com/osrg/gobgp/v4/cmd/gobgp"},
 	} {
@@ -65,13 +68,22 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
+// quickDir is where in bin the programs are as they are shipped.
+const quickDir = "quick"
+
 var labs atomic.Int32
 
 // newLab makes a lab for one test.
 func newLab(t *testing.T, nodes int) *lab.Lab {
 	t.Helper()
+	return newLabOf(t, nodes, bin)
+}
+
+// newLabOf makes a lab of other programs.
+func newLabOf(t *testing.T, nodes int, programs string) *lab.Lab {
+	t.Helper()
 	l, err := lab.New(t.Context(), lab.Options{
-		Prefix: fmt.Sprintf("gt%d", labs.Add(1)), Dir: t.TempDir(), Bin: bin,
+		Prefix: fmt.Sprintf("gt%d", labs.Add(1)), Dir: t.TempDir(), Bin: programs,
 	}, nodes)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -150,10 +149,8 @@ type podEntry struct {
 
 func podList(t *testing.T, n *lab.Node) []podEntry {
 	t.Helper()
-	out, err := n.Gaggle(t.Context(), "pods", "-o", "json")
-	must(t, err)
 	var list struct{ Pods []podEntry }
-	must(t, json.Unmarshal([]byte(out), &list))
+	must(t, n.Status(t.Context(), &list))
 	return list.Pods
 }
 

@@ -163,7 +163,9 @@ func (p *process) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.db.Close()) }()
 
-	if p.dp, err = datapath.New(datapath.Options{Log: p.log, Changed: func() { p.agent.Doubt() }}); err != nil {
+	if p.dp, err = datapath.New(datapath.Options{
+		Log: p.log, Changed: func() { p.agent.Doubt() }, Before: beforeChange(),
+	}); err != nil {
 		return err
 	}
 	defer p.dp.Close()
@@ -211,7 +213,7 @@ func (p *process) makeAgent() {
 			Announcements: p.speaker.Announcements(), Peers: p.speaker.Peers(), Sessions: p.speaker,
 		}
 	}
-	p.agent = node.New(o)
+	p.agent = node.New(withFaults(o))
 }
 
 // makeSpeaker makes the BGP speaker, if there is any.

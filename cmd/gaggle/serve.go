@@ -43,6 +43,10 @@ func (p *process) serveCalls(ctx context.Context) error {
 		return err
 	}
 	metrics := node.NewMetrics(p.status)
+	admin, err := cni.ListenPrivate(ctx, filepath.Join(p.flags.runDir, adminSocket))
+	if err != nil {
+		return err
+	}
 	server, err := cni.Listen(ctx, cni.Options{
 		Socket: filepath.Join(p.flags.runDir, cniSocket), Handler: p.agent, Log: p.log, Done: metrics.Observe,
 		Queue: filepath.Join(p.flags.runDir, wire.QueueDir),
@@ -52,10 +56,6 @@ func (p *process) serveCalls(ctx context.Context) error {
 	}
 	if err := server.Replay(ctx); err != nil {
 		p.log.WarnContext(ctx, "deletions wait to be done", "err", err)
-	}
-	admin, err := cni.ListenPrivate(ctx, filepath.Join(p.flags.runDir, adminSocket))
-	if err != nil {
-		return err
 	}
 	var public net.Listener
 	if p.flags.metrics != "" {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -111,6 +112,26 @@ func (n *Node) Socket() string { return filepath.Join(n.RunDir, "cni.sock") }
 // Gaggle runs a command of the operator's against the node process.
 func (n *Node) Gaggle(ctx context.Context, args ...string) (string, error) {
 	return n.NS.Exec(ctx, append([]string{filepath.Join(n.lab.o.Bin, "gaggle")}, append(args, "--run-dir", n.RunDir)...)...)
+}
+
+// Status asks the node process, as the operator's commands do.
+func (n *Node) Status(ctx context.Context, into any) error {
+	client := http.Client{Timeout: commandTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.RunDir, "admin.sock"))
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node/status", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(into)
 }
 
 // A Pod is a sandbox: a namespace and the names a runtime gives it.
