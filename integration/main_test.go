@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -44,6 +45,7 @@ func mainCode(m *testing.M) int {
 			return 1
 		}
 	}
+	removeLabs()
 	return m.Run()
 }
 
@@ -71,7 +73,29 @@ func need(t *testing.T, programs ...string) {
 // quickDir is where in bin the programs are as they are shipped.
 const quickDir = "quick"
 
+// labs counts those of this process.
 var labs atomic.Int32
+
+// labPrefix is that of one lab of one run of the tests: several may run at once.
+func labPrefix(pid, n int) string {
+	id := strconv.FormatInt(int64(pid), 36)
+	return "g" + strings.Repeat("0", 5-len(id)) + id + strconv.FormatInt(int64(n), 36)
+}
+
+// removeLabs removes what runs of the tests that were killed have left.
+func removeLabs() {
+	names, _ := filepath.Glob("/run/netns/g*-*") // the pattern is right
+	for _, path := range names {
+		prefix, _, _ := strings.Cut(filepath.Base(path), "-")
+		if len(prefix) < 7 {
+			continue
+		}
+		pid, err := strconv.ParseInt(prefix[1:6], 36, 64)
+		if _, statErr := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil && os.IsNotExist(statErr) {
+			lab.Remove(prefix)
+		}
+	}
+}
 
 // newLab makes a lab for one test.
 func newLab(t *testing.T, nodes int) *lab.Lab {
@@ -83,7 +107,7 @@ func newLab(t *testing.T, nodes int) *lab.Lab {
 func newLabOf(t *testing.T, nodes int, programs string) *lab.Lab {
 	t.Helper()
 	l, err := lab.New(t.Context(), lab.Options{
-		Prefix: fmt.Sprintf("gt%d", labs.Add(1)), Dir: t.TempDir(), Bin: programs,
+		Prefix: labPrefix(os.Getpid(), int(labs.Add(1))), Dir: t.TempDir(), Bin: programs,
 	}, nodes)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 
 // Bounds of the pass.
 const (
-	doubtInterval = time.Minute      // how often targets are listed although nothing seems wrong
+	doubtInterval = time.Minute      // how often everything is looked at although nothing seems wrong
 	retryInterval = 2 * time.Second  // after a pass with failures
 	passTimeout   = 20 * time.Second // of one pass
 )
@@ -36,6 +37,8 @@ type Options struct {
 	Secret   [32]byte // addresses are derived from it
 	Log      *slog.Logger
 	Now      func() time.Time
+	// Interval is how often everything is looked at although nothing seems wrong; 0 for every minute.
+	Interval time.Duration
 }
 
 // A Speaker is the BGP side.
@@ -89,6 +92,7 @@ type Pass struct {
 
 // New returns an Agent that has done nothing yet.
 func New(o Options) *Agent {
+	o.Interval = cmp.Or(o.Interval, doubtInterval)
 	a := &Agent{
 		o:       o,
 		kick:    make(chan struct{}, 1),
@@ -193,7 +197,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer sweeper.Wait()
 	defer a.stop()
 	// Two clocks: on a busy node passes are never far apart, and must not put off the doubt.
-	doubt := time.NewTicker(doubtInterval)
+	doubt := time.NewTicker(a.o.Interval)
 	defer doubt.Stop()
 	retry := time.NewTimer(retryInterval)
 	retry.Stop() // until a pass fails

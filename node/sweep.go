@@ -10,9 +10,9 @@ import (
 	"github.com/gaggle-cni/gaggle/cni"
 )
 
-// sweepUntil sweeps every [doubtInterval] until the context ends.
+// sweepUntil sweeps every Options.Interval until the context ends.
 func (a *Agent) sweepUntil(ctx context.Context) {
-	ticker := time.NewTicker(doubtInterval)
+	ticker := time.NewTicker(a.o.Interval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -25,7 +25,7 @@ func (a *Agent) sweepUntil(ctx context.Context) {
 }
 
 // sweep looks for what no call of a runtime will end: records of containers that are gone, and links that no record is about.
-// It acts on evidence alone, and only on what it has seen twice, a [doubtInterval] apart. What cannot be seen is not gone.
+// It acts on evidence alone, and only on what it has seen twice, an interval apart. What cannot be seen is not gone.
 func (a *Agent) sweep(ctx context.Context) {
 	a.undoPending(ctx)
 	a.tombs.prune(a.o.Now().Add(-tombLife))

@@ -37,6 +37,9 @@ type faults struct {
 // stepDelay is how much longer a delayed step takes.
 const stepDelay = time.Second
 
+// faultyInterval is how often the agent of this build looks at everything.
+const faultyInterval = 2 * time.Second
+
 var injected = faults{path: os.Getenv("GAGGLE_FAULTS")}
 
 var errInjected = errors.New("injected fault")
@@ -90,7 +93,9 @@ func (f *faults) next(op string) string {
 	return kind
 }
 
+// withFaults makes what the agent changes steps, and lets it look at everything more often, so that tests need not wait.
 func withFaults(o node.Options) node.Options {
+	o.Interval = faultyInterval
 	o.Store = faultyStore{o.Store}
 	o.Ends = faulty[node.LinkName, node.End]{"end", o.Ends}
 	o.Routes = faulty[netip.Prefix, node.Route]{"route", o.Routes}
