@@ -360,3 +360,16 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// L02: whatever lies in the queue of deletions, reading it ends with a request that names one attachment, or with an error.
+func FuzzParseQueued(f *testing.F) {
+	f.Add([]byte(`{"network":"n","containerID":"c","ifName":"eth0"}`))
+	f.Add([]byte(`{"network":"../..","containerID":"c/d","ifName":""}`))
+	f.Add([]byte(`[`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := parseQueued(data)
+		if err == nil && strings.Count(r.ID.String(), "/") != 2 {
+			t.Errorf("accepted %+v", r)
+		}
+	})
+}
