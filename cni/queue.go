@@ -7,9 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/gaggle-cni/gaggle/cni/wire"
 )
+
+// replayInterval is how often the queue is looked into without a reason.
+const replayInterval = 10 * time.Second
 
 // Replay does the DELs that the plugin kept while no node process was there. Call it before [Server.Run]; the server does it
 // again before each ADD, as a plugin may have found the old process gone and the new one not there yet. What fails stays for
@@ -17,6 +21,7 @@ import (
 func (s *Server) Replay(ctx context.Context) error {
 	s.replaying.Lock()
 	defer s.replaying.Unlock()
+	wire.TidyQueue(s.o.Queue)
 	paths, err := wire.Queued(s.o.Queue)
 	if err != nil {
 		return err
@@ -32,6 +37,29 @@ func (s *Server) Replay(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// replayUntil replays every replayInterval until the context ends: a plugin that lost patience with this very process has left
+// its DEL in the queue, and no ADD may come for a long time.
+func (s *Server) replayUntil(ctx context.Context) {
+	ticker := time.NewTicker(replayInterval)
+	defer ticker.Stop()
+	failed := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		text := ""
+		if err := s.Replay(ctx); err != nil {
+			text = err.Error()
+		}
+		if text != failed && text != "" {
+			s.o.Log.WarnContext(ctx, "deletions wait to be done", "err", text)
+		}
+		failed = text
+	}
 }
 
 // noneWaits makes sure that no deletion of this very attachment is still to be done.
@@ -60,6 +88,9 @@ func (s *Server) replay(ctx context.Context, path string) error {
 		s.o.Log.WarnContext(ctx, "dropped an unreadable deletion", "path", path, "err", err)
 		return remove(path)
 	}
+	if info, err := os.Stat(path); err == nil {
+		req.Received = info.ModTime()
+	}
 	if err := s.o.Handler.Del(ctx, req); err != nil {
 		return err
 	}
@@ -74,7 +105,7 @@ func parseQueued(data []byte) (Request, error) {
 	if err := errors.Join(wire.CheckName(d.Network), wire.CheckName(d.ContainerID), wire.CheckIfName(d.IfName)); err != nil {
 		return Request{}, fmt.Errorf("deletion: %w", err)
 	}
-	return Request{ID: ID{Network: d.Network, ContainerID: d.ContainerID, IfName: d.IfName}, Conf: Conf{Name: d.Network}}, nil // received before any call
+	return Request{ID: ID{Network: d.Network, ContainerID: d.ContainerID, IfName: d.IfName}, Conf: Conf{Name: d.Network}}, nil
 }
 
 func remove(path string) error {

@@ -84,6 +84,9 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	var calls sync.WaitGroup
 	defer calls.Wait()
+	replays, stopReplays := context.WithCancel(ctx)
+	defer stopReplays()
+	calls.Go(func() { s.replayUntil(replays) })
 	slots := make(chan struct{}, maxConcurrent)
 	for {
 		slots <- struct{}{}

@@ -195,3 +195,25 @@ func TestSweep(t *testing.T) {
 	}))
 	unchanged()
 }
+
+// A DEL that the plugin kept because the node process hung is done once it goes on, although no ADD comes. B-003, B-043, G03.
+func TestDelWhileNodeProcessHangs(t *testing.T) {
+	_, n := oneNode(t, lab.Peering{})
+	unchanged := snapshot(t, n)
+	p, _ := attach(t, n, "a")
+	pid := n.Process().PID()
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+	must(t, p.Del(within(t, 60*time.Second)))
+	start := time.Now()
+	_, err := p.Call(within(t, 20*time.Second), "STATUS", "1.1.0")
+	if e, ok := errors.AsType[*lab.CNIError](err); !ok || e.Code != 50 || time.Since(start) > 3*time.Second {
+		t.Errorf("STATUS = %v after %v, want code 50 within two seconds", err, time.Since(start))
+	}
+	must(t, unix.Kill(pid, unix.SIGCONT))
+	must(t, lab.WaitFor(within(t, 30*time.Second), "the DEL", func() bool { return len(podList(t, n)) == 0 }))
+	unchanged()
+	if left, _ := os.ReadDir(filepath.Join(n.RunDir, "deletes")); len(left) != 0 {
+		t.Errorf("deletions left: %v", left)
+	}
+}

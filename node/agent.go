@@ -66,7 +66,7 @@ type Agent struct {
 	trouble         string // what the last pass complained of, so that it is logged once
 
 	// owned by the sweeper
-	suspects map[string]bool // what the last sweep saw for the first time, or still
+	suspects map[string]int // how often in a row the sweep has seen something
 
 	mu      sync.Mutex
 	waiters []chan<- Pass

@@ -35,29 +35,36 @@ func (a *Agent) sweep(ctx context.Context) {
 		a.suspects = nil
 		return
 	}
-	suspects := make(map[string]bool)
+	suspects := make(map[string]int)
 	twice := func(what string) bool {
-		suspects[what] = true
-		return a.suspects[what]
+		suspects[what] = a.suspects[what] + 1
+		return suspects[what] >= 2
+	}
+	complain := func(what, msg string, args ...any) { // once
+		if suspects[what] == 2 {
+			a.o.Log.WarnContext(ctx, msg, args...)
+		}
 	}
 	records := a.o.Store.All() // after the links: one that went meanwhile had a record then
 	for _, att := range records {
 		if ctx.Err() != nil {
 			return
 		}
-		if !ended(att, inv, records) || !twice("record "+att.ID.String()) {
+		what := "record " + att.ID.String()
+		if !ended(att, inv, records) || !twice(what) {
 			continue
 		}
 		if err := a.collect(ctx, att, "its network namespace has ended"); err != nil {
-			a.o.Log.WarnContext(ctx, "attachment of a container that is gone remains", "container", att.ID.ContainerID, "err", err)
+			complain(what, "attachment of a container that is gone remains", "container", att.ID.ContainerID, "err", err)
 		}
 	}
 	for _, link := range unrecorded(inv, records) {
-		if !twice("link " + link.HostIf) {
+		what := "link " + link.HostIf
+		if !twice(what) {
 			continue
 		}
 		if err := a.removeLink(ctx, link); err != nil {
-			a.o.Log.WarnContext(ctx, "a link without a record remains", "host_if", link.HostIf, "err", err)
+			complain(what, "a link without a record remains", "host_if", link.HostIf, "err", err)
 		}
 	}
 	a.suspects = suspects

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // QueueDir is the directory, beside the socket, of DELs that came while the node process was away.
@@ -22,8 +23,14 @@ const MaxQueue = 4096
 // ErrQueueFull means that the queue has no room: the runtime has to try again.
 var ErrQueueFull = fmt.Errorf("%d deletions wait already", MaxQueue)
 
-// queueSuffix tells entries from files that are still being written.
+// queueSuffix is that of the entries.
 const queueSuffix = ".json"
+
+// newPrefix is that of files that are still being written.
+const newPrefix = ".new-"
+
+// unfinishedLimit is how old such a file can be: its plugin has been killed long since.
+const unfinishedLimit = 10 * time.Minute
 
 // A Deletion is a DEL that is kept: what names the attachment, and nothing that a later version might refuse.
 type Deletion struct {
@@ -70,7 +77,7 @@ func QueuePath(dir string, d Deletion) string {
 
 // writeDurably leaves a whole file under the path or none, also over a crash.
 func writeDurably(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	f, err := os.CreateTemp(filepath.Dir(path), newPrefix+"*")
 	if err != nil {
 		return fmt.Errorf("keep deletion: %w", err)
 	}
@@ -96,6 +103,16 @@ func writeDurably(path string, data []byte) (err error) {
 		return fmt.Errorf("keep deletion: %w", err)
 	}
 	return nil
+}
+
+// TidyQueue removes what plugins that were killed did not finish to write.
+func TidyQueue(dir string) {
+	unfinished, _ := filepath.Glob(filepath.Join(dir, newPrefix+"*")) // what cannot be listed is not removed
+	for _, path := range unfinished {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > unfinishedLimit {
+			_ = os.Remove(path) // the next time
+		}
+	}
 }
 
 // Queued lists the files of the DELs that wait, in no particular order. A queue that was never made is empty.

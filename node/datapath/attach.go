@@ -251,7 +251,7 @@ func waitLocal(ctx context.Context, pod *handle, a node.Attachment) error {
 }
 
 // Detach implements [node.Datapath]. The neighbours, and the routes that are left, go with the link.
-func (d *Datapath) Detach(_ context.Context, a node.Attachment) error {
+func (d *Datapath) Detach(ctx context.Context, a node.Attachment) error {
 	host, giveBack, err := d.handle()
 	if err != nil {
 		return err
@@ -260,7 +260,12 @@ func (d *Datapath) Detach(_ context.Context, a node.Attachment) error {
 	if err := d.removeOurs(host, a.HostIf); err != nil && !errors.Is(err, node.ErrForeignLink) { // that is not ours to remove
 		return err
 	}
-	return d.purge(a.Addrs)
+	if err := d.purge(a.Addrs); err != nil {
+		// A pod must be able to go on a kernel that tracks and does not let us look. The addresses rest, and meanwhile most of
+		// what is remembered runs out.
+		d.o.Log.WarnContext(ctx, "connections with addresses that are free again are remembered", "addr", a.Addrs, "err", err)
+	}
+	return nil
 }
 
 // removeOurs removes a link if it is ours, and complains if it is not.

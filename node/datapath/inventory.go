@@ -41,7 +41,7 @@ func (d *Datapath) Inventory(ctx context.Context) (node.Inventory, error) {
 		slices.SortFunc(a.Addrs, primaryFirst)
 		inv.Links[a.HostIf] = *a
 	}
-	inv.Namespaces, err = d.namespaces()
+	inv.Namespaces, err = d.namespaces(ctx)
 	return inv, err
 }
 
@@ -88,14 +88,16 @@ func readAddresses(ctx context.Context, h *handle, byIndex map[int]*node.Attachm
 
 // namespaces lists the network namespaces that the node's own has a number for, as ip netns list-id does. The library knows
 // only how to ask for one that is open.
-func (d *Datapath) namespaces() (map[node.NetnsID]bool, error) {
+func (d *Datapath) namespaces(ctx context.Context) (map[node.NetnsID]bool, error) {
 	ids := make(map[node.NetnsID]bool)
 	err := inNamespace(d.ns, func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
 		req.AddData(nl.NewRtGenMsg())
-		messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNSID)
+		messages, err := dump(ctx, "network namespaces", func() ([][]byte, error) {
+			return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNSID)
+		})
 		if err != nil {
-			return fmt.Errorf("list network namespaces: %w", err)
+			return err
 		}
 		for _, m := range messages {
 			attrs, err := nl.ParseRouteAttr(m[nl.DeserializeRtGenMsg(m).Len():])

@@ -51,6 +51,8 @@ func TestDamaged(t *testing.T) {
 			used = i + 1
 		}
 	}
+	used = (used/os.Getpagesize() + 1) * os.Getpagesize()
+	good = good[:used]
 	seed := time.Now().UnixNano()
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	damages := map[string]func([]byte) []byte{

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"runtime/debug"
@@ -84,13 +85,19 @@ func openFile(path string) (db *bbolt.DB, err error) {
 		return nil, fmt.Errorf("open %s: another process has held its lock for %v: is a second node process running?", path, lockTimeout)
 	case errors.Is(err, bbolterrors.ErrInvalid), errors.Is(err, bbolterrors.ErrChecksum), errors.Is(err, bbolterrors.ErrVersionMismatch):
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
-	case err != nil && !errors.Is(err, ErrDamaged) && cut(path):
+	case err != nil && !errors.Is(err, ErrDamaged) && !refused(err) && cut(path):
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	return db, nil
+}
+
+// refused reports whether an error is the operating system's.
+func refused(err error) bool {
+	_, ok := errors.AsType[*fs.PathError](err)
+	return ok
 }
 
 // cut reports whether a file is too short to be one of ours, for which bbolt has no error of its own.
