@@ -40,9 +40,9 @@ func (a *Agent) sweep(ctx context.Context) {
 		suspects[what] = a.suspects[what] + 1
 		return suspects[what] >= 2
 	}
-	complain := func(what, msg string, args ...any) { // once
-		if suspects[what] == 2 {
-			a.o.Log.WarnContext(ctx, msg, args...)
+	remains := func(what string, err error) {
+		if suspects[what] == 2 { // said once
+			a.o.Log.WarnContext(ctx, "something remains that nobody seems to need", "target", what, "err", err)
 		}
 	}
 	records := a.o.Store.All() // after the links: one that went meanwhile had a record then
@@ -55,7 +55,7 @@ func (a *Agent) sweep(ctx context.Context) {
 			continue
 		}
 		if err := a.collect(ctx, att, "its network namespace has ended"); err != nil {
-			complain(what, "attachment of a container that is gone remains", "container", att.ID.ContainerID, "err", err)
+			remains(what, err)
 		}
 	}
 	for _, link := range unrecorded(inv, records) {
@@ -64,7 +64,7 @@ func (a *Agent) sweep(ctx context.Context) {
 			continue
 		}
 		if err := a.removeLink(ctx, link); err != nil {
-			complain(what, "a link without a record remains", "host_if", link.HostIf, "err", err)
+			remains(what, err)
 		}
 	}
 	a.suspects = suspects
