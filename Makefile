@@ -43,9 +43,9 @@ fuzz: ## fuzz every parser of outside input, FUZZTIME each
 	@.ci/fuzz '$(GO)' $(FUZZTIME)
 
 .PHONY: bench
-bench: packages ## measure ADD and DEL beside the reference plugins (root)
+bench: packages ## measure ADD and DEL beside the reference plugins, memory and idle time (root)
 	$(GO) test -run '^$$' -bench . -benchmem ./ipam ./node
-	$(GO) test -run '^$$' -bench . -benchtime 60x ./integration/bench
+	$(GO) run ./integration/bench
 
 .PHONY: campaign
 campaign: packages ## kill plugin and node process at random, CYCLES times (root)

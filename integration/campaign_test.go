@@ -258,3 +258,22 @@ func (c *campaign) agree() {
 		c.t.Errorf("attached are %v, want %v", names, want)
 	}
 }
+
+// maxResident is how much memory the node process may have with a node full of pods.
+const maxResident = 60 << 10 // KiB
+
+// With 250 pods, as many as a large node has, the process stays small.
+func TestMemory(t *testing.T) {
+	_, n := oneNodeOf(t, lab.Peering{Pool4: "10.244.0.0/22"}, filepath.Join(bin, quickDir))
+	for i := range 250 {
+		attach(t, n, fmt.Sprintf("p%d", i))
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.Process().PID()))
+	must(t, err)
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	var resident int
+	if _, err := fmt.Sscan(rest, &resident); err != nil || resident > maxResident {
+		t.Errorf("%d KiB are resident, want %d at most, %v", resident, maxResident, err)
+	}
+	t.Logf("%d KiB are resident", resident)
+}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -129,8 +130,18 @@ func runNode(ctx context.Context, c *cmdline) error {
 	if err != nil {
 		return err
 	}
+	collectSooner()
 	p := &process{flags: f, config: config, log: log, started: time.Now(), touch: make(chan struct{}, 1)}
 	return p.run(ctx)
+}
+
+// collectSooner lets the heap grow by half between collections, where the Go runtime's default is that it doubles: a node has
+// more use for the memory. GOGC in the environment decides otherwise.
+func collectSooner() {
+	const standard, ours = 100, 50
+	if set := debug.SetGCPercent(ours); set != standard {
+		debug.SetGCPercent(set)
+	}
 }
 
 // A process is one life of the node process: it makes the parts, starts them in order and stops them in the reverse.
