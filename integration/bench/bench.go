@@ -125,7 +125,7 @@ func atOnce(namespaces []lab.NS, call func(lab.NS) error) (all time.Duration, ea
 }
 
 // report prints what was measured and how far it is from what is aimed at.
-func (b *bench) report(out io.Writer) {
+func (b *bench) report(out io.Writer) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "milliseconds\tADD p50\tp99\tDEL p50\tp99\t%d ADDs\teach p50\tp99\t%[1]d DELs\teach p50\tp99\t\n", b.plan.parallel)
 	for _, c := range b.candidates {
@@ -134,8 +134,9 @@ func (b *bench) report(out io.Writer) {
 			ms(c.addBurst, 0.5), ms(c.addOne, 0.5), ms(c.addOne, 0.99),
 			ms(c.delBurst, 0.5), ms(c.delOne, 0.5), ms(c.delOne, 0.99))
 	}
-	t.Flush()
-
+	if err := t.Flush(); err != nil {
+		return err
+	}
 	ours, four, dual, least, begin := b.candidates[0], b.candidates[1], b.candidates[2], b.candidates[3], b.candidates[4]
 	t = tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nwhat\tmeasured\taim\t")
@@ -151,8 +152,11 @@ func (b *bench) report(out io.Writer) {
 	goal("ADD p50 of ptp with both families, of ours", p50(dual.add)/p50(ours.add), 200, "%.0f", "at least")
 	goal("ADD p50 beyond netlink alone, ms", 1000*(p50(ours.add)-p50(least.add)), 4, "%.1f", "at most")
 	goal(fmt.Sprintf("%d ADDs at once, of ptp with IPv4 only", b.plan.parallel), p50(ours.addBurst)/p50(four.addBurst), 0.7, "%.2f", "at most")
-	t.Flush()
-	fmt.Fprintf(out, "\nOf the time beyond netlink alone, the start of a plugin takes %.1f ms: a process that does nothing.\n", 1000*p50(begin.add))
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\nOf the time beyond netlink alone, the start of a plugin takes %.1f ms: a process that does nothing.\n", 1000*p50(begin.add))
+	return err
 }
 
 // share returns the quantile of some durations.

@@ -105,7 +105,7 @@ func open(ns lab.NS) (*netlink.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer fd.Close()
+	defer func() { _ = fd.Close() }()
 	return netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
 }
 
@@ -129,4 +129,6 @@ func neighbour(h *netlink.Handle, link netlink.Link, ip net.IP, mac net.Hardware
 
 func single(ip net.IP) *net.IPNet { return subnet(ip, len(ip)*8) }
 
-func subnet(ip net.IP, bits int) *net.IPNet { return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, len(ip)*8)} }
+func subnet(ip net.IP, bits int) *net.IPNet {
+	return &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, len(ip)*8)}
+}

@@ -85,6 +85,8 @@ func run(ctx context.Context, args []string) (err error) {
 	if err := b.measure(ctx); err != nil {
 		return err
 	}
-	b.report(os.Stdout)
+	if err := b.report(os.Stdout); err != nil {
+		return err
+	}
 	return b.look(ctx, os.Stdout)
 }
