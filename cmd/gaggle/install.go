@@ -166,12 +166,21 @@ func (i *installer) put(path string, data []byte, mode fs.FileMode) error {
 
 // A conflist as far as it matters here (CNI spec 1.1.0 section 1).
 type conflist struct {
-	CNIVersion string `json:"cniVersion"`
-	Name       string `json:"name"`
-	Plugins    []struct {
+	CNIVersion  string   `json:"cniVersion"`
+	CNIVersions []string `json:"cniVersions"`
+	Name        string   `json:"name"`
+	Plugins     []struct {
 		Type   string `json:"type"`
 		Socket string `json:"socket"`
 	} `json:"plugins"`
+}
+
+// versions are those in which a runtime may call the chain: it takes the highest of the list that it knows itself, and a
+// runtime that does not know the list takes cniVersion.
+func (c conflist) versions() []string {
+	all := append([]string{c.CNIVersion}, c.CNIVersions...)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // readConflist reads or makes the conflist.
@@ -194,8 +203,10 @@ func (i *installer) readConflist() (data []byte, c conflist, err error) {
 		return nil, c, fmt.Errorf("%s is no conflist: %w", i.conflist, err)
 	}
 	var problems []error
-	if !slices.Contains(wire.SupportedVersions, c.CNIVersion) {
-		problems = append(problems, fmt.Errorf("cniVersion %q: want one of %s", c.CNIVersion, strings.Join(wire.SupportedVersions, ", ")))
+	for _, version := range c.versions() {
+		if !slices.Contains(wire.SupportedVersions, version) {
+			problems = append(problems, fmt.Errorf("cniVersion %q: want one of %s", version, strings.Join(wire.SupportedVersions, ", ")))
+		}
 	}
 	if err := wire.CheckName(c.Name); err != nil {
 		problems = append(problems, fmt.Errorf("name %w", err))
@@ -209,7 +220,7 @@ func (i *installer) readConflist() (data []byte, c conflist, err error) {
 	return data, c, nil
 }
 
-// checkChain asks every plugin of the chain whether it knows the conflist's version: a runtime would find out with the first
+// checkChain asks every plugin of the chain whether it knows the conflist's versions: a runtime would find out with the first
 // pod (CNI spec 1.1.0 section 2, VERSION).
 func (i *installer) checkChain(ctx context.Context, c conflist) error {
 	var problems []error
@@ -224,8 +235,11 @@ func (i *installer) checkChain(ctx context.Context, c conflist) error {
 			continue
 		}
 		var v struct{ SupportedVersions []string }
-		if err := json.Unmarshal(out, &v); err != nil || !slices.Contains(v.SupportedVersions, c.CNIVersion) {
-			problems = append(problems, fmt.Errorf("plugins[%d]: %s does not know version %s: %s", n, p.Type, c.CNIVersion, bytes.TrimSpace(out)))
+		_ = json.Unmarshal(out, &v) // what is no answer names no version
+		for _, version := range c.versions() {
+			if !slices.Contains(v.SupportedVersions, version) {
+				problems = append(problems, fmt.Errorf("plugins[%d]: %s does not know version %s: %s", n, p.Type, version, bytes.TrimSpace(out)))
+			}
 		}
 	}
 	if err := errors.Join(problems...); err != nil {

@@ -13,7 +13,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"gaggle": main})
 }
 
-// The scripts of testdata/script say what the command line does.
+// The scripts of testdata/script say what the command line does: A12, B-012, B-046, F08, G09, H06, H10, H13.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:  "testdata/script",
