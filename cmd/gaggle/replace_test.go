@@ -62,6 +62,7 @@ func TestReplaceFile(t *testing.T) {
 	}
 }
 
+// B-044: a reader finds one content or the other, at every moment.
 func TestReplaceFileIsNeverHalf(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	contents := [][]byte{bytes.Repeat([]byte("a"), 1<<20), bytes.Repeat([]byte("b"), 1<<20)}
