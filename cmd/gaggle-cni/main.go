@@ -79,6 +79,8 @@ func run(env map[string]string, stdin io.Reader, stdout, stderr io.Writer) int {
 		result json.RawMessage
 		err    *wire.Error
 	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	done := make(chan outcome, 1)
 	conf := make(chan string, 1) // the version of the configuration, once known
 	go func() {
@@ -90,8 +92,6 @@ func run(env map[string]string, stdin io.Reader, stdout, stderr io.Writer) int {
 		result, err := call(env, stdin, conf)
 		done <- outcome{result, err}
 	}()
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	var o outcome
 	select {
 	case o = <-done:
@@ -102,6 +102,9 @@ func run(env map[string]string, stdin io.Reader, stdout, stderr io.Writer) int {
 		if o.err.CNIVersion == "" {
 			o.err.CNIVersion = versionOf(conf)
 		}
+		if env["CNI_COMMAND"] == "DEL" {
+			o.err.Msg, o.err.Details = notGone.Replace(o.err.Msg), notGone.Replace(o.err.Details)
+		}
 		printJSON(stdout, o.err)
 		return 1
 	}
@@ -110,6 +113,10 @@ func run(env map[string]string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 	return 0
 }
+
+// notGone rewrites what runtimes take, anywhere in the error of a DEL, for "there was nothing to remove" (containerd/go-cni,
+// libcni.Remove). Whatever fails below may say such a thing, the kernel's errors above all; the DEL has failed all the same.
+var notGone = strings.NewReplacer("not found", "not there", "no such file or directory", "no such path")
 
 // call checks the environment, reads the configuration and asks the node process.
 func call(env map[string]string, stdin io.Reader, conf chan<- string) (json.RawMessage, *wire.Error) {
@@ -249,13 +256,14 @@ func subject(env map[string]string) string {
 			pod[key] = value
 		}
 	}
-	if name := pod["K8S_POD_NAME"]; name != "" {
-		return fmt.Sprintf("pod %s/%s", pod["K8S_POD_NAMESPACE"], name)
+	container := "container " + env["CNI_CONTAINERID"]
+	switch name := pod["K8S_POD_NAME"]; {
+	case env["CNI_CONTAINERID"] == "":
+		return "node"
+	case name != "":
+		return fmt.Sprintf("pod %s/%s (%s)", pod["K8S_POD_NAMESPACE"], name, container)
 	}
-	if id := env["CNI_CONTAINERID"]; id != "" {
-		return "container " + id
-	}
-	return "node"
+	return container
 }
 
 func confCode(err error) uint {
