@@ -102,7 +102,7 @@ func dualStack(context.Context, Request) (Result, error) {
 	}, nil
 }
 
-// A04, A05, A06, C13, C14, C18: the result has the version that was asked for and the shape of that version.
+// A04, A05, A06, B-047, B-132, C13, C14, C15, C16, C18: the result has the version that was asked for and the shape of that version.
 func TestResultShapes(t *testing.T) {
 	socket := serve(t, handler{add: dualStack})
 	for _, version := range wire.SupportedVersions {
@@ -153,6 +153,8 @@ func TestResultShapes(t *testing.T) {
 	}
 }
 
+// What cannot be served is refused with the code that says why: A07, A09, A11, A14, B02, B04, B05, B07, B08, B09, B10, B15, B16, B22, C21,
+// C23.
 func TestRefusals(t *testing.T) {
 	const good = `{"cniVersion":"1.0.0","name":"net"}`
 	socket := serve(t, handler{
@@ -208,6 +210,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
+// B06, B12, B18, C22: what the handler is given is what the runtime said, and a DEL needs little of it.
 func TestRequestIsPassedOn(t *testing.T) {
 	got := make(chan Request, 2)
 	socket := serve(t, handler{
@@ -296,6 +299,57 @@ func TestCallerGone(t *testing.T) {
 	}
 }
 
+// I17: what is under way when the server stops is finished and answered.
+func TestStopFinishesCalls(t *testing.T) {
+	started, goOn := make(chan bool), make(chan bool)
+	socket := filepath.Join(t.TempDir(), "cni.sock")
+	s, err := Listen(t.Context(), Options{
+		Socket: socket, Log: slog.New(slog.DiscardHandler), Queue: filepath.Join(filepath.Dir(socket), wire.QueueDir),
+		Handler: handler{add: func(ctx context.Context, r Request) (Result, error) {
+			started <- true
+			<-goOn
+			if err := ctx.Err(); err != nil {
+				return Result{}, err
+			}
+			return dualStack(ctx, r)
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	conn := dial(t, socket)
+	if err := wire.WriteRequest(conn, addRequest(`{"cniVersion":"1.0.0","name":"net"}`), devNull(t)); err != nil {
+		t.Fatal(err)
+	}
+	<-started
+	stop()
+	for deadline := time.Now().Add(5 * time.Second); ; { // until nobody new is listened to
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+		if err != nil {
+			break
+		}
+		conn.Close()
+		if time.Now().After(deadline) {
+			t.Fatal("a server that was stopped still listens")
+		}
+	}
+	select {
+	case err := <-done:
+		t.Errorf("Run() = %v before the call has ended", err)
+	default:
+	}
+	close(goOn)
+	if resp, err := wire.ReadResponse(conn); err != nil || resp.Error != nil || len(resp.Result) == 0 {
+		t.Errorf("the call under way came to %+v, %v; want its result", resp, err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("Run() = %v", err)
+	}
+}
+
 // L01, B-120: whatever the umask, nobody else can connect from the first moment on.
 func TestSocketMode(t *testing.T) {
 	old := syscall.Umask(0)
@@ -315,6 +369,7 @@ func TestSocketMode(t *testing.T) {
 	}
 }
 
+// B15, B16, B17: pairs in any order, with others' among them if IgnoreUnknown says so.
 func TestParseArgs(t *testing.T) {
 	pod := PodArgs{Namespace: "ns", Name: "p", UID: "u"}
 	tests := []struct {
@@ -340,6 +395,7 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
+// B29, L11: messages are bounded, and what is accepted is safe.
 func FuzzParse(f *testing.F) {
 	f.Add("ADD", "c1", "eth0", "A=B", []byte(`{"cniVersion":"1.0.0","name":"n"}`))
 	f.Add("DEL", "", "", ";;", []byte(`{`))
