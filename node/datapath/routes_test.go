@@ -182,20 +182,20 @@ func TestRoutesRepairTheirOwn(t *testing.T) {
 			w.must(w.host.RouteAdd(&netlink.Route{Dst: network(prefix), Gw: gw.AsSlice(), Protocol: datapath.ProtocolLearned, Priority: 7}))
 			w.lists(w.d.Learned(), routes{p: {}})
 			want := routes{p: learned(netip.Addr{}, gw.String())}
-			w.must(sync(ctx, w.d.Learned(), want))
-			w.must(sync(ctx, w.d.Learned(), want))
+			w.must(reconcile(ctx, w.d.Learned(), want))
+			w.must(reconcile(ctx, w.d.Learned(), want))
 			w.lists(w.d.Learned(), want)
 			if there := only(w.visible(w.ns), "route table 254 unicast "+prefix); len(there) != 1 {
 				t.Errorf("routes to %s: %q, want one", prefix, there)
 			}
-			w.must(sync(ctx, w.d.Learned(), routes{}))
+			w.must(reconcile(ctx, w.d.Learned(), routes{}))
 			w.compare("node", before, w.visible(w.ns))
 		})
 	}
 }
 
-// sync is a pass that trusts nothing.
-func sync(ctx context.Context, target *datapath.Routes, want routes) error {
+// reconcile is a pass that trusts nothing.
+func reconcile(ctx context.Context, target *datapath.Routes, want routes) error {
 	s := node.NewSyncer("route", target)
 	return errors.Join(s.Ensure(ctx, want).Err(), s.Prune(ctx, want).Err())
 }
