@@ -191,13 +191,22 @@ type cnitool struct {
 
 func (c cnitool) call(t *testing.T, command string) (stdout string) {
 	t.Helper()
+	out, err := c.try(command)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// try is call for what may fail.
+func (c cnitool) try(command string) (stdout string, err error) {
 	cmd := exec.Command("nsenter", "--net="+c.n.NS.Path(), filepath.Join(bin, "cnitool"), command, c.network, c.container.Path())
 	cmd.Env = append(os.Environ(), "NETCONFPATH="+c.confDir, "CNI_PATH="+c.plugins, "CAP_ARGS="+c.capabilities)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr // plugins log to it
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("cnitool %s: %v: %s%s", command, err, out, stderr.String())
+		return "", fmt.Errorf("cnitool %s: %w: %s%s", command, err, out, stderr.String())
 	}
-	return string(out)
+	return string(out), nil
 }

@@ -188,11 +188,7 @@ func TestSweep(t *testing.T) {
 		t.Errorf("attached are %+v, want the one that lives", got)
 	}
 	must(t, cut.Del(within(t, 20*time.Second)))
-	must(t, lab.WaitFor(within(t, 20*time.Second), "a pass", func() bool {
-		var s struct{ Pass struct{ Errors []string } }
-		must(t, n.Status(t.Context(), &s))
-		return len(s.Pass.Errors) == 0
-	}))
+	must(t, lab.WaitFor(within(t, 20*time.Second), "a pass", func() bool { return healthy(t, n.Node) }))
 	unchanged()
 }
 

@@ -222,6 +222,19 @@ func (p *Pod) Call(ctx context.Context, command, version string) ([]byte, error)
 
 // CallWith is Call with more in the network configuration.
 func (p *Pod) CallWith(ctx context.Context, command, version string, more map[string]any) ([]byte, error) {
+	return p.call(ctx, command, version, more, map[string]string{
+		"CNI_CONTAINERID": p.ContainerID, "CNI_NETNS": p.NS.Path(), "CNI_IFNAME": p.IfName, "CNI_PATH": p.node.lab.o.Bin,
+		"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + p.Name +
+			";K8S_POD_INFRA_CONTAINER_ID=" + p.ContainerID + ";K8S_POD_UID=uid-" + p.ContainerID,
+	})
+}
+
+// CallEnv is Call with these variables beside CNI_COMMAND, and no others.
+func (p *Pod) CallEnv(ctx context.Context, command, version string, env map[string]string) ([]byte, error) {
+	return p.call(ctx, command, version, nil, env)
+}
+
+func (p *Pod) call(ctx context.Context, command, version string, more map[string]any, env map[string]string) ([]byte, error) {
 	conf := map[string]any{"cniVersion": version, "name": "gaggle", "type": "gaggle", "socket": p.node.Socket()}
 	maps.Copy(conf, more)
 	config, err := json.Marshal(conf)
@@ -230,11 +243,9 @@ func (p *Pod) CallWith(ctx context.Context, command, version string, more map[st
 	}
 	full := p.node.NS.command(filepath.Join(p.node.lab.o.Bin, "gaggle-cni"))
 	cmd := exec.CommandContext(ctx, full[0], full[1:]...)
-	cmd.Env = []string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + p.ContainerID, "CNI_NETNS=" + p.NS.Path(), "CNI_IFNAME=" + p.IfName,
-		"CNI_PATH=" + p.node.lab.o.Bin,
-		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + p.Name +
-			";K8S_POD_INFRA_CONTAINER_ID=" + p.ContainerID + ";K8S_POD_UID=uid-" + p.ContainerID,
+	cmd.Env = []string{"CNI_COMMAND=" + command}
+	for key, value := range env {
+		cmd.Env = append(cmd.Env, key+"="+value)
 	}
 	cmd.Stdin = bytes.NewReader(config)
 	var stdout, stderr bytes.Buffer
