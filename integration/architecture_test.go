@@ -71,7 +71,7 @@ func TestDriversHaveOneHome(t *testing.T) {
 }
 
 // What a package must not depend on, however indirectly. A rule names a package and those below it; "anything else" are
-// modules of others, golang.org/x/sys apart.
+// modules of others, golang.org/x/sys apart. B26, B-002.
 func TestDependencies(t *testing.T) {
 	const anythingElse = "anything else"
 	ours := func(names ...string) (paths []string) {

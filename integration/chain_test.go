@@ -196,7 +196,7 @@ func TestEnvironmentsOfRuntimes(t *testing.T) {
 }
 
 // D01, D15, J01, B-133, B-123: a DEL that is about nothing of ours does nothing, whatever it names: ids that were never added, no
-// namespace, the node's own namespace with the name of one of its links.
+// namespace, the node's own namespace with the name of one of its links. D12.
 func TestDelOfWhatIsNotOurs(t *testing.T) {
 	_, n := oneNode(t, lab.Peering{})
 	kept, _ := attach(t, n, "kept")
@@ -222,7 +222,7 @@ func TestDelOfWhatIsNotOurs(t *testing.T) {
 }
 
 // J03, B-028: the address of a pod that has ended is another's; what still comes for the ended one, whose object may live on,
-// changes nothing for the new owner. D03: nor does a DEL whose prevResult has the other's address.
+// changes nothing for the new owner. D03: nor does a DEL whose prevResult has the other's address. D08.
 func TestLateCallsForAnEndedPod(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
 	awaitPools(t, l, n)

@@ -217,7 +217,7 @@ func TestCheckGCAndStatus(t *testing.T) {
 	}
 }
 
-// A call that comes while the node process restarts waits for it and succeeds.
+// A call that comes while the node process restarts waits for it and succeeds. B-048.
 func TestCallWaitsForRestart(t *testing.T) {
 	_, n := oneNode(t, lab.Peering{})
 	p, err := n.Pod(t.Context(), "a")
@@ -274,6 +274,25 @@ func TestCnitool(t *testing.T) {
 	}
 	if got := podList(t, n); len(got) != 0 {
 		t.Errorf("records left: %+v", got)
+	}
+}
+
+// A13: a DEL comes with the configuration of its ADD, however old, or with another.
+func TestDelWithAnotherVersion(t *testing.T) {
+	_, n := oneNode(t, lab.Peering{})
+	p, err := n.Pod(t.Context(), "a")
+	must(t, err)
+	versions := []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+	for _, added := range versions {
+		for _, deleted := range versions {
+			_, err := p.Call(within(t, 20*time.Second), "ADD", added)
+			must(t, err)
+			_, err = p.Call(within(t, 20*time.Second), "DEL", deleted)
+			must(t, err)
+			if got := podList(t, n); len(got) != 0 {
+				t.Fatalf("added with %s, deleted with %s: records left: %+v", added, deleted, got)
+			}
+		}
 	}
 }
 
@@ -392,7 +411,7 @@ func TestRepair(t *testing.T) {
 }
 
 // M01-M06: the reference plugins after ours, in one chain each and by the reference runtime. The pod is reached, CHECK passes,
-// and nothing is left afterwards.
+// and nothing is left afterwards. C17.
 func TestChainedPlugins(t *testing.T) {
 	const reference = "/usr/lib/cni"
 	l, n := oneNode(t, lab.Peering{})

@@ -122,7 +122,7 @@ func (n *faultyNode) nothing(t *testing.T) {
 }
 
 // A death of the node process at any step of an ADD leaves nothing that the next process does not put right: the same ADD then
-// works, with one address of each family in all, and so does a DEL instead. C04, C05, I01, I11.
+// works, with one address of each family in all, and so does a DEL instead. C04, C05, I01, I11. F12.
 func TestDeathAtEachStepOfAdd(t *testing.T) {
 	n := newFaultyNode(t)
 	unchanged := snapshot(t, n.Node)

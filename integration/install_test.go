@@ -14,7 +14,7 @@ import (
 )
 
 // H01, H04, H05, H07, H09, H13: installed files work for the reference runtime at once, are replaced while they are used, come
-// back when somebody removes them, and stay while a pod needs them.
+// back when somebody removes them, and stay while a pod needs them. D20, H12, B-011.
 func TestInstall(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
 	binDir, confDir := filepath.Join(l.Dir(), "opt"), filepath.Join(l.Dir(), "net.d")

@@ -96,7 +96,7 @@ func TestOperatorCommands(t *testing.T) {
 	must(t, p.Remove(t.Context()))
 }
 
-// Metrics and probes tell the truth while all is well and when the router is gone.
+// Metrics and probes tell the truth while all is well and when the router is gone. I16.
 func TestMetricsAndProbes(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
 	awaitPools(t, l, n)

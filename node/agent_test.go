@@ -285,7 +285,7 @@ func TestParallelAdds(t *testing.T) {
 	w.check(nil)
 }
 
-// D07, B-015: the DEL of an old sandbox leaves the new one of the same pod alone.
+// D07, B-015: the DEL of an old sandbox leaves the new one of the same pod alone. C11, J08.
 func TestLateDelOfOldSandbox(t *testing.T) {
 	w := newWorld(t, testConfig())
 	w.start()

@@ -15,7 +15,7 @@ import (
 func minutes(n int) { time.Sleep(time.Duration(n)*time.Minute + time.Second) }
 
 // F09, F10, B-041, B-042: a container whose namespace has ended without a DEL is collected, once that was seen twice. One whose
-// namespace lives is not, although its link is gone, and nothing is while the kernel cannot be seen.
+// namespace lives is not, although its link is gone, and nothing is while the kernel cannot be seen. F11.
 func TestSweepOfRecords(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -115,7 +115,7 @@ func TestFirstPacketArrives(t *testing.T) {
 	}
 }
 
-// What an earlier attempt left, in the same container or another, is replaced: C04, B-017.
+// What an earlier attempt left, in the same container or another, is replaced: C04, B-017. C48.
 func TestAttachReplacesAnEarlierAttempt(t *testing.T) {
 	for _, tt := range families {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestAttachRefusesATakenInterfaceName(t *testing.T) {
 	w.same("node's settings", nodeSettings, w.settings(w.ns))
 }
 
-// B-017: a link of the host interface's name that does not carry our mark is neither replaced nor removed.
+// B-017: a link of the host interface's name that does not carry our mark is neither replaced nor removed. C48.
 func TestAttachRefusesAForeignHostLink(t *testing.T) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = attachment(1).HostIf

@@ -40,7 +40,7 @@ func TestDetachLeavesNothing(t *testing.T) {
 	}
 }
 
-// D02: the pair is gone with the namespace, or goes, whoever is first.
+// D02: the pair is gone with the namespace, or goes, whoever is first. D14.
 func TestDetachWhenTheNamespaceIsGone(t *testing.T) {
 	w := newWorld(t)
 	before := w.describe(w.ns)

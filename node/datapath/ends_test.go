@@ -75,7 +75,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// What is not ours is not put right.
+// What is not ours is not put right. I04.
 func TestEndsAreOursOnly(t *testing.T) {
 	w := newWorld(t)
 	w.addVeth(w.ns, "ggl000000000009", netnstest.New(t), "peer")

@@ -21,7 +21,7 @@ import (
 )
 
 // C30, C31, B-103: both gateways answer a pod that has to ask for them, on a host without a default route; and the host finds
-// the pod by asking.
+// the pod by asking. C32.
 func TestGatewaysAnswer(t *testing.T) {
 	w := newWorld(t)
 	a := attachment(1, pod6, pod4)

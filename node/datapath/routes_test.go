@@ -97,7 +97,7 @@ func (w *world) lists(target *datapath.Routes, want routes) {
 	}
 }
 
-// Everything that is not ours is neither listed nor touched: B-059, B-060. The two targets do not see each other.
+// Everything that is not ours is neither listed nor touched: B-059, B-060. The two targets do not see each other. C51, I04.
 func TestRoutesLeaveOthersAlone(t *testing.T) {
 	w := newWorld(t)
 	w.uplink()

@@ -92,7 +92,7 @@ func TestPrepare(t *testing.T) {
 }
 
 // B-109: a default route that came from a router advertisement is there after forwarding was turned on, and another
-// advertisement is still heard.
+// advertisement is still heard. C35.
 func TestPrepareKeepsRouterAdvertisements(t *testing.T) {
 	w := newWorld(t)
 	router := netnstest.New(t)
