@@ -23,12 +23,18 @@ import (
 // schema is the version of the file's layout. Raise it with every change that an older program cannot read.
 const schema = 1
 
-// lockTimeout bounds the wait for the file's lock: bbolt's own default is to wait for ever.
-const lockTimeout = 5 * time.Second
+// Bounds of the wait for the lock.
+const (
+	lockTimeout = 5 * time.Second
+	lockGap     = 50 * time.Millisecond
+)
 
 // reserve is how much room the file takes at once: enough for the records of several hundred pods, so that pods can still
 // be removed, which takes writing, when others have filled the file system.
 const reserve = 4 << 20
+
+// maxEntry is more than a key or a record can have: a container's id has 4 KiB at most, annotations are not kept.
+const maxEntry = 1 << 20
 
 var (
 	bucketMeta        = []byte("meta")
@@ -39,6 +45,7 @@ var (
 	keyBootID = []byte("boot-id")
 	keySecret = []byte("secret")
 	keyRun    = []byte("run")
+	keyDigest = []byte("digest") // of the attachments
 )
 
 var (
@@ -57,53 +64,80 @@ type Options struct {
 	Uptime func() time.Duration
 }
 
-// Open opens or makes the file, and reads all of it. The file is locked while it is open, so that two node processes never
-// share it. Its error is [ErrDamaged] if the file is there and not sound.
+// Open reads what is in the file, all of it, and writes it anew: bbolt's pages have no checksums, and damage that cannot be
+// seen would stay. A file that is not there is empty. A lock beside it is held while it is open, so that two node processes
+// never share it. Its error is [ErrDamaged] if the file is there and not sound.
 func Open(path string, o Options) (d *DB, err error) {
-	db, err := openFile(path)
+	lock, err := takeLock(path + ".lock")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.Close())
+		}
+	}()
 	d = &DB{
-		db: db, uptime: o.Uptime, byID: make(map[cni.ID]node.Attachment),
+		lock: lock, uptime: o.Uptime, byID: make(map[cni.ID]node.Attachment),
 		addrs: make(map[netip.Addr]cni.ID), hostIfs: make(map[string]cni.ID), resting: make(resting),
 	}
-	if err := sound(func() error { return d.read(o.BootID) }); err != nil {
-		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), db.Close())
+	if err := d.read(path, o.BootID); err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	if err := d.write(path, o.BootID); err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	d.publishLocked() // nobody else has d yet
 	return d, nil
 }
 
-func openFile(path string) (db *bbolt.DB, err error) {
-	err = sound(func() error {
-		db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout})
-		return err
-	})
-	switch {
-	case errors.Is(err, bbolterrors.ErrTimeout):
-		return nil, fmt.Errorf("open %s: another process has held its lock for %v: is a second node process running?", path, lockTimeout)
-	case errors.Is(err, bbolterrors.ErrInvalid), errors.Is(err, bbolterrors.ErrChecksum), errors.Is(err, bbolterrors.ErrVersionMismatch):
-		err = fmt.Errorf("%w: %w", ErrDamaged, err)
-	case err != nil && !errors.Is(err, ErrDamaged) && !refused(err) && cut(path):
-		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+// takeLock locks a file of its own: the state file itself is replaced.
+func takeLock(path string) (lock *os.File, err error) {
+	if lock, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(lockTimeout)
+	for {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+		if time.Now().After(deadline) {
+			err = fmt.Errorf("another process has held its lock for %v: is a second node process running?", lockTimeout)
+			break
+		}
+		time.Sleep(lockGap) //nolint:forbidigo // nothing tells when a lock is free
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
+		return nil, errors.Join(err, lock.Close())
 	}
-	return db, nil
+	return lock, nil
 }
 
-// refused reports whether an error is the operating system's.
-func refused(err error) bool {
-	_, ok := errors.AsType[*fs.PathError](err)
-	return ok
-}
-
-// cut reports whether a file is too short to be one of ours, for which bbolt has no error of its own.
-func cut(path string) bool {
+// read reads a file of this boot. It changes nothing.
+func (d *DB) read(path, bootID string) error {
 	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular() && info.Size() < int64(4*os.Getpagesize())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return sound(func() error {
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: lockTimeout})
+		if err != nil {
+			if _, system := errors.AsType[*fs.PathError](err); system || errors.Is(err, bbolterrors.ErrTimeout) {
+				return err
+			}
+			return fmt.Errorf("%w: %w", ErrDamaged, err) // bbolt has many ways to say so
+		}
+		return errors.Join(db.View(func(tx *bbolt.Tx) error {
+			if info.Size() < tx.Size() {
+				return fmt.Errorf("%w: it has %d bytes of %d", ErrDamaged, info.Size(), tx.Size())
+			}
+			return d.load(tx, bootID)
+		}), db.Close())
+	})
 }
 
 // sound turns what a damaged file does to bbolt into [ErrDamaged]: a page that makes no sense is a panic, and one beyond the
@@ -118,77 +152,105 @@ func sound(do func() error) (err error) {
 	return do()
 }
 
-// read checks the file, brings it to this schema and this boot, and shows what is in it.
-func (d *DB) read(bootID string) error {
-	if err := d.whole(); err != nil {
+// write puts a new file with all that was read in the place of the old. Where there is no room for both, the old one goes on
+// to be used.
+func (d *DB) write(path, bootID string) (err error) {
+	fresh := path + ".new"
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a start that was cut off
 		return err
 	}
-	if err := d.db.Update(func(tx *bbolt.Tx) error { return d.load(tx, bootID) }); err != nil {
+	err = d.make(fresh, bootID)
+	if err == nil {
+		err = os.Rename(fresh, path)
+	}
+	if !noRoom(err) {
 		return err
 	}
-	// Only now: it walks the pages in a goroutine of its own, where a fault could not be caught.
-	if err := d.db.View(consistent); err != nil {
-		return err
+	_ = os.Remove(fresh) // or the next start does
+	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+		return errors.New("the file system is full: free space in the run directory")
 	}
-	return d.reserve()
+	return d.make(path, bootID) // puts what is there
 }
 
-// whole makes sure that the file has all its pages.
-func (d *DB) whole() error {
-	info, err := os.Stat(d.db.Path())
+func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// make opens a file for writing and puts everything into it.
+func (d *DB) make(path, bootID string) (err error) {
+	defer func() {
+		if err != nil && d.db != nil {
+			err = errors.Join(err, d.db.Close())
+			d.db = nil
+		}
+	}()
+	if d.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout}); err != nil {
+		return err
+	}
+	if err := d.db.Update(func(tx *bbolt.Tx) error { return d.putAll(tx, bootID) }); err != nil {
+		return err
+	}
+	return takeRoom(path)
+}
+
+func (d *DB) putAll(tx *bbolt.Tx, bootID string) error {
+	for _, name := range [][]byte{bucketMeta, bucketAttachments, bucketResting} {
+		if err := tx.DeleteBucket(name); err != nil && !errors.Is(err, bbolterrors.ErrBucketNotFound) {
+			return err
+		}
+		if _, err := tx.CreateBucket(name); err != nil {
+			return err
+		}
+	}
+	if d.secret == ([32]byte{}) {
+		_, _ = rand.Read(d.secret[:]) // never fails
+	}
+	run, err := json.Marshal(d.lastRun)
 	if err != nil {
 		return err
 	}
-	return d.db.View(func(tx *bbolt.Tx) error {
-		if info.Size() < tx.Size() {
-			return fmt.Errorf("%w: it has %d bytes of %d", ErrDamaged, info.Size(), tx.Size())
-		}
-		return nil
-	})
-}
-
-func consistent(tx *bbolt.Tx) (err error) {
-	for found := range tx.Check() { // to its end, or its goroutine would stay
-		if err == nil {
-			err = fmt.Errorf("%w: %w", ErrDamaged, found)
-		}
+	meta := tx.Bucket(bucketMeta)
+	errs := []error{
+		meta.Put(keySchema, []byte(strconv.Itoa(schema))), meta.Put(keyBootID, []byte(bootID)),
+		meta.Put(keySecret, d.secret[:]), meta.Put(keyRun, run),
 	}
-	return err
+	for id, a := range d.byID {
+		value, err := encode(a)
+		if err == nil {
+			err = change(tx, id, value)
+		}
+		errs = append(errs, err)
+	}
+	for addr, until := range d.resting {
+		errs = append(errs, lay(tx, []netip.Addr{addr}, until))
+	}
+	return errors.Join(errs...)
 }
 
-// reserve takes room on the file system. A full one does not keep the node from starting.
-func (d *DB) reserve() error {
-	f, err := os.OpenFile(d.db.Path(), os.O_RDWR, 0)
+// takeRoom takes it on the file system ahead. A full one does not keep the node from starting.
+func takeRoom(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	err = unix.Fallocate(int(f.Fd()), 0, 0, reserve)
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, reserve); !noRoom(err) && !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
 	}
-	return err
+	return nil
 }
 
-// load brings the file to this schema and this boot and reads it.
+// load reads and shows what is of this schema and this boot.
 func (d *DB) load(tx *bbolt.Tx, bootID string) error {
-	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
-	if err != nil {
-		return err
+	meta := tx.Bucket(bucketMeta)
+	if meta == nil {
+		return fmt.Errorf("%w: it has no head", ErrDamaged)
 	}
 	if err := checkSchema(meta); err != nil {
 		return err
 	}
+	copy(d.secret[:], meta.Get(keySecret))
 	if string(meta.Get(keyBootID)) != bootID {
-		if err := forget(tx, meta, bootID); err != nil {
-			return err
-		}
-	}
-	if copy(d.secret[:], meta.Get(keySecret)) != len(d.secret) {
-		_, _ = rand.Read(d.secret[:]) // never fails
-		if err := meta.Put(keySecret, d.secret[:]); err != nil {
-			return err
-		}
+		return nil // of an earlier boot: what it tells of went with that
 	}
 	if value := meta.Get(keyRun); value != nil {
 		if err := json.Unmarshal(value, &d.lastRun); err != nil {
@@ -199,11 +261,20 @@ func (d *DB) load(tx *bbolt.Tx, bootID string) error {
 }
 
 func (d *DB) loadAttachments(tx *bbolt.Tx) error {
-	attachments, err := tx.CreateBucketIfNotExists(bucketAttachments)
+	attachments := tx.Bucket(bucketAttachments)
+	if attachments == nil {
+		return fmt.Errorf("%w: it has no records", ErrDamaged)
+	}
+	want, err := readDigest(tx.Bucket(bucketMeta))
 	if err != nil {
 		return err
 	}
-	return attachments.ForEach(func(key, value []byte) error {
+	var have digest
+	err = attachments.ForEach(func(key, value []byte) error {
+		if len(key) > maxEntry || len(value) > maxEntry {
+			return fmt.Errorf("%w: a record of %d bytes", ErrDamaged, len(value))
+		}
+		have.add(key, value)
 		a, err := decode(value)
 		if err == nil && a.ID.String() != string(key) {
 			err = fmt.Errorf("it is that of %s", a.ID)
@@ -214,12 +285,16 @@ func (d *DB) loadAttachments(tx *bbolt.Tx) error {
 		d.showLocked(a)
 		return nil
 	})
+	if err == nil && have != want {
+		err = fmt.Errorf("%w: there are %d records, and should be %d", ErrDamaged, have.count, want.count)
+	}
+	return err
 }
 
 func (d *DB) loadResting(tx *bbolt.Tx) error {
-	rests, err := tx.CreateBucketIfNotExists(bucketResting)
-	if err != nil {
-		return err
+	rests := tx.Bucket(bucketResting)
+	if rests == nil {
+		return fmt.Errorf("%w: it has no resting addresses", ErrDamaged)
 	}
 	return rests.ForEach(func(key, value []byte) error {
 		addr, until, err := decodeResting(key, value)
@@ -233,9 +308,6 @@ func (d *DB) loadResting(tx *bbolt.Tx) error {
 
 func checkSchema(meta *bbolt.Bucket) error {
 	text := meta.Get(keySchema)
-	if text == nil {
-		return meta.Put(keySchema, []byte(strconv.Itoa(schema)))
-	}
 	got, err := strconv.Atoi(string(text))
 	if err != nil {
 		return fmt.Errorf("%w: schema %q: not a number", ErrDamaged, text)
@@ -244,16 +316,6 @@ func checkSchema(meta *bbolt.Bucket) error {
 		return fmt.Errorf("schema %d, this program knows %d: %w; run that version, or drain the node and move the file away", got, schema, ErrNewer)
 	}
 	return nil
-}
-
-// forget drops what an earlier boot left.
-func forget(tx *bbolt.Tx, meta *bbolt.Bucket, bootID string) error {
-	for _, name := range [][]byte{bucketAttachments, bucketResting} {
-		if err := tx.DeleteBucket(name); err != nil && !errors.Is(err, bbolterrors.ErrBucketNotFound) {
-			return err
-		}
-	}
-	return errors.Join(meta.Delete(keyRun), meta.Put(keyBootID, []byte(bootID)))
 }
 
 // SetAside moves a damaged file out of the way, in place of one that was moved before, and tells where to.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 // DB is a [node.Store] in one file. All methods may be called concurrently.
 type DB struct {
 	db      *bbolt.DB
+	lock    *os.File // held from before the file is read until it is closed
 	uptime  func() time.Duration
 	secret  [32]byte
 	lastRun Run
@@ -103,10 +105,7 @@ func (d *DB) Release(id cni.ID, rest time.Duration) error {
 		until = now + rest
 	}
 	err := d.db.Update(func(tx *bbolt.Tx) error {
-		if err := tx.Bucket(bucketAttachments).Delete([]byte(id.String())); err != nil {
-			return err
-		}
-		return errors.Join(wake(tx, over), lay(tx, a.Addrs, until))
+		return errors.Join(change(tx, id, nil), wake(tx, over), lay(tx, a.Addrs, until))
 	})
 	if err != nil {
 		return fmt.Errorf("release %s: %w: %w", id, node.ErrStore, err)
@@ -136,7 +135,7 @@ func (d *DB) Secret() [32]byte { return d.secret }
 func (d *DB) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.db.Close(); err != nil {
+	if err := errors.Join(d.db.Close(), d.lock.Close()); err != nil {
 		return fmt.Errorf("close state file: %w", err)
 	}
 	return nil
@@ -149,7 +148,7 @@ func (d *DB) putLocked(a node.Attachment) error {
 		return fmt.Errorf("encode record %s: %w", a.ID, err)
 	}
 	err = d.db.Update(func(tx *bbolt.Tx) error {
-		return errors.Join(tx.Bucket(bucketAttachments).Put([]byte(a.ID.String()), value), wake(tx, a.Addrs))
+		return errors.Join(change(tx, a.ID, value), wake(tx, a.Addrs))
 	})
 	if err != nil {
 		return fmt.Errorf("write record %s: %w: %w", a.ID, node.ErrStore, err)
