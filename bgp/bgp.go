@@ -77,10 +77,24 @@ type Peer struct {
 	Import          Import
 }
 
+// Carries reports whether prefixes of the family can be announced to the peer: it is a family of the session, and there is an
+// address to send to. Without one the session's own serves, for its own family.
+func (p Peer) Carries(id PeerID, family Families) bool {
+	return p.Families.Has(family) && (p.NextHops.For(family).IsValid() || FamilyOf(id.Addr) == family)
+}
+
 // NextHops are the node's own addresses a peer is told to send to, one per family of prefixes. An invalid address means
 // that prefixes of the family cannot be reached by that peer and are kept from it.
 type NextHops struct {
 	IPv4, IPv6 netip.Addr
+}
+
+// For returns the next hop of a family's prefixes.
+func (h NextHops) For(family Families) netip.Addr {
+	if family == IPv4 {
+		return h.IPv4
+	}
+	return h.IPv6
 }
 
 // GracefulRestart configures RFC 4724 for one peer.
@@ -171,6 +185,8 @@ type PeerState struct {
 	Advertised      uint64 `json:"advertised"`
 	Flaps           uint64 `json:"flaps"`
 	LastError       string `json:"lastError,omitempty"`
+	// Families are those that both sides have agreed on.
+	Families Families `json:"-"`
 }
 
 // Established reports whether routes can flow.

@@ -124,11 +124,15 @@ func (a *Agent) pick(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, 
 	return netip.Addr{}, "", errors.Join(errs...)
 }
 
-// ownAddrs are the addresses a pod must never get although they may lie in a pool: the node's and its peers'.
+// ownAddrs are the addresses a pod must never get although they may lie in a pool: the node's on whatever link, its peers'
+// and its routers'.
 func (w World) ownAddrs() map[netip.Addr]bool {
 	own := make(map[netip.Addr]bool)
 	for dst, up := range w.Uplinks {
-		own[dst.WithZone("")], own[up.IPv4], own[up.IPv6] = true, true, true
+		own[dst.WithZone("")], own[up.IPv4], own[up.IPv6], own[up.Gateway] = true, true, true, true
+	}
+	for _, p := range w.Connected {
+		own[p.Addr()] = true
 	}
 	own[w.Config.NodeIPs.IPv4], own[w.Config.NodeIPs.IPv6] = true, true
 	return own

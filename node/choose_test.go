@@ -130,3 +130,35 @@ func TestDoubtOnABusyNode(t *testing.T) {
 		w.kill()
 	})
 }
+
+// A pod never gets an address of the node, on whatever link, or of its router. A subnet that comes over a pool while the node
+// works is told, and stops nothing.
+func TestAddressesOfTheNode(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.config.Pools[1].Prefix = netip.MustParsePrefix("10.1.0.0/29")
+	w.datapath.Uplink.Gateway = netip.MustParseAddr("10.1.0.2")
+	w.datapath.Addrs = []netip.Prefix{netip.MustParsePrefix("10.1.0.1/32")}
+	w.start()
+	for n := range 4 {
+		r, err := w.add(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := r.IPs[1].Address.Addr(); a == w.datapath.Addrs[0].Addr() || a == w.datapath.Uplink.Gateway {
+			t.Errorf("pod has %s, the node's own or its router's", a)
+		}
+	}
+	_, err := w.add(4)
+	hasError(t, err, wire.CodeExhausted, "no free address")
+	s, err := w.agent.Status(t.Context())
+	want := []string{
+		`pool "four" (10.1.0.0/29) lies over the subnet of this node's address 10.1.0.1/32`,
+		`pool "four" (10.1.0.0/29) lies over 10.1.0.2, a router this node sends to`,
+	}
+	if diff := cmp.Diff(want, s.Misfits); err != nil || diff != "" {
+		t.Errorf("misfits, %v (-want +got):\n%s", err, diff)
+	}
+	if len(s.Pass.Errors) > 0 {
+		t.Errorf("errors: %q", s.Pass.Errors)
+	}
+}

@@ -47,11 +47,8 @@ func PublicHandler(a *Agent, m *Metrics) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
 		defer cancel()
 		s, err := a.Status(ctx)
-		ready := err == nil
-		for _, p := range s.Peers {
-			ready = ready && p.Established()
-		}
-		answer(w, ready, "not every BGP peer is established; see: gaggle peers")
+		ready := err == nil && !s.Pass.Time.IsZero() && len(s.Pass.Errors) == 0 && len(s.sessionProblems()) == 0
+		answer(w, ready, "the network is not as it must be, or a BGP peer is not established; see: gaggle status")
 	})
 	return mux
 }

@@ -134,6 +134,7 @@ type Uplink struct {
 	Link       string
 	MTU        int
 	IPv4, IPv6 netip.Addr // the node's own global addresses on that link; invalid when there is none
+	Gateway    netip.Addr // the router that the way goes by; invalid when there is none
 }
 
 // A Store keeps the attachments. It alone allocates: choosing an address and writing it down is one transaction.
@@ -180,7 +181,8 @@ type Datapath interface {
 	// Uplinks tells how each destination is reached. The unspecified addresses stand for the default routes. A destination
 	// that cannot be reached is left out.
 	Uplinks(ctx context.Context, dsts []netip.Addr) (map[netip.Addr]Uplink, error)
-	// Connected returns the subnets of the node's own links. Pods' links are not among them.
+	// Connected returns the node's own global addresses, each with the length of its subnet, and what is at the other end of
+	// point-to-point links. Pods' links are not among them. The slice is not nil.
 	Connected(ctx context.Context) ([]netip.Prefix, error)
 }
 

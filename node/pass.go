@@ -28,7 +28,7 @@ func (a *Agent) pass(ctx context.Context) Pass {
 	}
 	p.Ended = a.o.Now()
 	p.Took = p.Ended.Sub(start)
-	a.complain(ctx, p.Err)
+	a.complain(ctx, errors.Join(p.Err, w.misfits()))
 	a.last.Store(&p)
 	for _, waiter := range waiters {
 		waiter <- p

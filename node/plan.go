@@ -16,7 +16,7 @@ type World struct {
 	Uplinks map[netip.Addr]Uplink
 	// Learned are the routes that peers offer and their import policies accept.
 	Learned []bgp.LearnedRoute
-	// Connected are the subnets of the node's own links.
+	// Connected are the node's own addresses with the lengths of their subnets; nil when not known.
 	Connected []netip.Prefix
 }
 

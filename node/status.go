@@ -26,6 +26,7 @@ type Status struct {
 	Announcements []AnnouncementStatus `json:"announcements"`
 	Peers         []PeerStatus         `json:"peers"`
 	Routes        []RouteStatus        `json:"routes"`
+	Misfits       []string             `json:"misfits"` // of the configuration and this node
 }
 
 // PassStatus tells whether the network is as it must be.
@@ -71,6 +72,7 @@ type AnnouncementStatus struct {
 	Kind             bgp.Kind     `json:"kind"`
 	Communities      []string     `json:"communities,omitempty"`
 	LargeCommunities []string     `json:"largeCommunities,omitempty"`
+	Sessions         int          `json:"sessions"` // established ones that it goes to
 	// Withheld says why the prefix is not announced although it should be.
 	Withheld string `json:"withheld,omitempty"`
 }
@@ -105,6 +107,7 @@ func (a *Agent) Status(ctx context.Context) (Status, error) {
 		Announcements: announcementStatus(p),
 		Routes:        routeStatus(p),
 		Peers:         []PeerStatus{},
+		Misfits:       lines(p.World.misfits()),
 	}
 	if a.o.Speaker == nil {
 		return s, nil
@@ -124,12 +127,54 @@ func (a *Agent) Status(ctx context.Context) (Status, error) {
 		if st.ASN == 0 {
 			st.ASN = peer.ASN
 		}
+		if _, ok := p.World.Uplinks[id.Addr]; !ok && err == nil && !st.Established() && !p.Ended.IsZero() {
+			st.LastError = "the node has no route to it"
+		}
 		s.Peers = append(s.Peers, st)
+	}
+	for i := range s.Announcements {
+		s.Announcements[i].count(p.Desired.Peers, states)
 	}
 	if err != nil {
 		return s, fmt.Errorf("read BGP sessions: %w", err)
 	}
 	return s, nil
+}
+
+// count counts the sessions that the announcement goes to.
+func (a *AnnouncementStatus) count(peers map[bgp.PeerID]bgp.Peer, states map[bgp.PeerID]bgp.PeerState) {
+	if a.Withheld != "" {
+		return
+	}
+	family := bgp.FamilyOf(a.Prefix.Addr())
+	for id, p := range peers {
+		if st := states[id]; st.Established() && st.Families.Has(family) && p.Carries(id, family) {
+			a.Sessions++
+		}
+	}
+}
+
+// Problems are everything that is not as it must be; none when all is well.
+func (s Status) Problems() []string {
+	problems := slices.Concat(s.Pass.Errors, s.sessionProblems(), s.Misfits)
+	if s.Pass.Time.IsZero() {
+		problems = append(problems, "the node process is not through with its start")
+	}
+	return problems
+}
+
+func (s Status) sessionProblems() (problems []string) {
+	for _, p := range s.Peers {
+		if p.Established() {
+			continue
+		}
+		text := fmt.Sprintf("the session with peer %s (%s) is not established: %s", p.Name, p.Address, p.State)
+		if p.LastError != "" {
+			text += ": " + p.LastError
+		}
+		problems = append(problems, text)
+	}
+	return problems
 }
 
 func podStatus(all []Attachment) []PodStatus {

@@ -102,13 +102,12 @@ func policies(asn uint32, own []netip.Prefix, peers map[bgp.PeerID]bgp.Peer) *ap
 		peer := peers[id]
 		neighbour := b.neighbour(id)
 		for _, family := range []bgp.Families{bgp.IPv4, bgp.IPv6} {
-			hop, ok := nextHop(id, peer.NextHops, family)
-			if !ok || ownSets[family] == nil || !peer.Families.Has(family) {
+			if ownSets[family] == nil || !peer.Carries(id, family) {
 				continue
 			}
 			actions := accept()
 			actions.LargeCommunity = &api.CommunityAction{Type: api.CommunityAction_TYPE_REMOVE, Communities: []string{prependMark(`\d+`)}}
-			if hop.IsValid() {
+			if hop := peer.NextHops.For(family); hop.IsValid() { // else the session's own address
 				actions.Nexthop = &api.NexthopAction{Address: hop.String()}
 			}
 			exports.Statements = append(exports.Statements, &api.Statement{
@@ -131,16 +130,6 @@ func policies(asn uint32, own []netip.Prefix, peers map[bgp.PeerID]bgp.Peer) *ap
 		}
 	}
 	return &api.SetPoliciesRequest{DefinedSets: b.sets, Policies: []*api.Policy{exports, imports}}
-}
-
-// nextHop returns what a peer is told to send a family's traffic to. An invalid address means the session's own, which is
-// right only for the session's family; ok is false when the peer must not be told at all.
-func nextHop(id bgp.PeerID, hops bgp.NextHops, family bgp.Families) (hop netip.Addr, ok bool) {
-	hop = hops.IPv6
-	if family == bgp.IPv4 {
-		hop = hops.IPv4
-	}
-	return hop, hop.IsValid() || bgp.FamilyOf(id.Addr) == family
 }
 
 func accept() *api.Actions { return &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT} }

@@ -71,6 +71,7 @@ func peerState(p *api.Peer) bgp.PeerState {
 			st.Since = up.AsTime()
 		}
 		st.GracefulRestart = helps(state.GetRemoteCap())
+		st.Families = families(state.GetRemoteCap())
 		for _, f := range p.GetAfiSafis() {
 			st.Received += f.GetState().GetReceived()
 			st.Advertised += f.GetState().GetAdvertised()
@@ -90,6 +91,30 @@ func peerState(p *api.Peer) bgp.PeerState {
 // whose forwarding it preserves itself (RFC 4724 section 3), and a peer that only helps lists none.
 func helps(caps []*api.Capability) bool {
 	return slices.ContainsFunc(caps, func(c *api.Capability) bool { return c.GetGracefulRestart() != nil })
+}
+
+// families are those that the peer takes (RFC 4760 section 8). One that does not say so takes IPv4. What this side does not take
+// is no part of the session either.
+func families(caps []*api.Capability) (f bgp.Families) {
+	said := false
+	for _, c := range caps {
+		mp := c.GetMultiProtocol()
+		if mp == nil {
+			continue
+		}
+		said = true
+		switch afi := mp.GetFamily().GetAfi(); {
+		case mp.GetFamily().GetSafi() != api.Family_SAFI_UNICAST:
+		case afi == api.Family_AFI_IP:
+			f |= bgp.IPv4
+		case afi == api.Family_AFI_IP6:
+			f |= bgp.IPv6
+		}
+	}
+	if !said {
+		return bgp.IPv4
+	}
+	return f
 }
 
 // noteReason keeps why a session ended, in the words of the engine: "notification-received code 6(cease) subcode …".

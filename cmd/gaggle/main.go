@@ -99,8 +99,11 @@ type cmdline struct {
 // A usageError is the caller's mistake.
 type usageError struct{ error }
 
-// errHelp: help was asked for and given.
-var errHelp = errors.New("help")
+// These are no errors to report.
+var (
+	errHelp     = errors.New("help")     // was asked for and given
+	errProblems = errors.New("problems") // of the node have been shown
+)
 
 // parse reads the flags. What is not given comes from GAGGLE_* in the environment: --run-dir from GAGGLE_RUN_DIR.
 func (c *cmdline) parse() error {
@@ -147,6 +150,9 @@ func (c *cmdline) help() {
 func (c *cmdline) exit(err error) int {
 	if err == nil || errors.Is(err, errHelp) {
 		return exitOK
+	}
+	if errors.Is(err, errProblems) {
+		return exitError
 	}
 	fmt.Fprintf(c.stderr, "gaggle %s: %v\n", c.flags.Name(), err)
 	if _, ok := errors.AsType[usageError](err); ok {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -25,6 +26,8 @@ type view struct {
 	// part selects what -o json prints.
 	part func(node.Status) any
 	text func(w *tabwriter.Writer, s node.Status)
+	// problems, if not nil, are why the command fails although it has shown everything.
+	problems func(node.Status) []string
 }
 
 // show asks the node process and prints a part of what it says.
@@ -41,12 +44,22 @@ func (c *cmdline) show(ctx context.Context, v view) error {
 	if err != nil {
 		return err
 	}
-	if *output == "json" {
-		enc := json.NewEncoder(c.stdout)
+	if err := v.print(c.stdout, s, *output == "json"); err != nil {
+		return err
+	}
+	if v.problems != nil && len(v.problems(s)) > 0 {
+		return errProblems
+	}
+	return nil
+}
+
+func (v view) print(out io.Writer, s node.Status, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(out)
 		enc.SetIndent("", "  ")
 		return enc.Encode(v.part(s))
 	}
-	tw := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	v.text(tw, s)
 	return tw.Flush()
 }
@@ -85,7 +98,8 @@ func askStatus(ctx context.Context, runDir string) (s node.Status, err error) {
 
 func runStatus(ctx context.Context, c *cmdline) error {
 	return c.show(ctx, view{
-		part: func(s node.Status) any { return s },
+		part:     func(s node.Status) any { return s },
+		problems: node.Status.Problems,
 		text: func(w *tabwriter.Writer, s node.Status) {
 			established := 0
 			for _, p := range s.Peers {
@@ -106,10 +120,11 @@ func runStatus(ctx context.Context, c *cmdline) error {
 				fmt.Fprintf(w, "Pool %s\t%s, %d used\n", p.Name, p.Prefix, p.Used)
 			}
 			fmt.Fprintf(w, "Last pass\t%s ago, took %s\n", age(s.Time, s.Pass.Time), s.Pass.Took)
-			if len(s.Pass.Errors) == 0 {
+			problems := s.Problems()
+			if len(problems) == 0 {
 				fmt.Fprintf(w, "Network\tas it must be\n")
 			}
-			for _, e := range s.Pass.Errors {
+			for _, e := range problems {
 				fmt.Fprintf(w, "Problem\t%s\n", e)
 			}
 		},
@@ -148,7 +163,7 @@ func runAnnouncements(ctx context.Context, c *cmdline) error {
 		text: func(w *tabwriter.Writer, s node.Status) {
 			fmt.Fprintln(w, "PREFIX\tKIND\tCOMMUNITIES\tSTATE")
 			for _, a := range s.Announcements {
-				state := "announced"
+				state := "announced to " + sessions(a.Sessions)
 				if a.Withheld != "" {
 					state = "withheld: " + a.Withheld
 				}
@@ -194,6 +209,16 @@ func runRoutes(ctx context.Context, c *cmdline) error {
 			}
 		},
 	})
+}
+
+func sessions(n int) string {
+	switch n {
+	case 0:
+		return "no session"
+	case 1:
+		return "1 session"
+	}
+	return fmt.Sprintf("%d sessions", n)
 }
 
 func dash(s string) string {

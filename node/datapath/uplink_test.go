@@ -1,6 +1,7 @@
 package datapath_test
 
 import (
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -35,6 +36,8 @@ func TestUplinks(t *testing.T) {
 
 	w.uplink()
 	up0 := node.Uplink{Link: "up0", MTU: 1450, IPv4: own4, IPv6: own6} // B-023
+	by4 := up0
+	by4.Gateway = rtr4
 	w.must(w.host.LinkSetMTU(w.link(w.ns, "up0"), up0.MTU))
 	// Better by metric, and another link.
 	w.addVeth(w.ns, "up1", netnstest.New(t), "peer")
@@ -45,21 +48,33 @@ func TestUplinks(t *testing.T) {
 	w.must(w.host.RouteAdd(&netlink.Route{Dst: network("::/0"), LinkIndex: w.link(w.ns, "up1").Attrs().Index, Priority: 1}))
 	unnumbered := node.Uplink{Link: "up1", MTU: 1500, IPv4: dst("203.0.113.255"), IPv6: dst("2001:db8:ffff::1")}
 	compare(map[netip.Addr]node.Uplink{
-		dst("::"): unnumbered, dst("0.0.0.0"): up0, rtr6: up0, rtr4: up0, dst("203.0.113.1"): up0, dst("fe80::1%up0"): up0,
+		dst("::"): unnumbered, dst("0.0.0.0"): by4, rtr6: up0, rtr4: up0, dst("203.0.113.1"): by4, dst("fe80::1%up0"): up0,
 	})
 }
 
-// Subnets of the node's links and its own addresses are connected; those of pods' links are not.
+// The node's own addresses, their subnets and the other ends of its links are connected; those of pods' links are not.
 func TestConnected(t *testing.T) {
 	w := newWorld(t)
 	w.uplink()
 	w.attach(attachment(1, pod6, pod4))
+	w.addVeth(w.ns, "ptp0", netnstest.New(t), "peer")
+	w.must(w.host.AddrAdd(w.link(w.ns, "ptp0"), &netlink.Addr{IPNet: network("203.0.113.1/32"), Peer: network("203.0.113.2/32")}))
+	w.address(w.ns, "lo", "2001:db8:ffff::1/128")
 	got, err := w.d.Connected(t.Context())
 	w.must(err)
 	slices.SortFunc(got, netip.Prefix.Compare)
-	want := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
+	want := []netip.Prefix{
+		netip.PrefixFrom(own4, 24), netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("203.0.113.2/32"),
+		netip.PrefixFrom(own6, 64), netip.MustParsePrefix("2001:db8:ffff::1/128"),
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("Connected() = %v, want %v", got, want)
+	}
+	names, err := w.d.LinkNames(t.Context())
+	w.must(err)
+	wantNames := map[netip.Addr]string{own4: "up0", own6: "up0", want[1].Addr(): "ptp0", want[4].Addr(): "lo"}
+	if !maps.Equal(names, wantNames) {
+		t.Errorf("LinkNames() = %v, want %v", names, wantNames)
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 	asTrans        = 23456
 )
 
-func (c *converter) bgp(raw *v1alpha1.BGP) *node.BGP {
+func (c *converter) bgp(raw *v1alpha1.BGP, pools []node.Pool) *node.BGP {
 	if raw == nil {
 		return nil
 	}
@@ -50,6 +50,12 @@ func (c *converter) bgp(raw *v1alpha1.BGP) *node.BGP {
 		p := c.peer(path, r, b)
 		if !ok {
 			continue
+		}
+		for _, pool := range pools {
+			if pool.Prefix.Contains(id.Addr) {
+				c.problem(path+".address", "%s: is within pool %q (%s), so that the router could not be reached; pools are for pods alone",
+					id, pool.Name, pool.Prefix)
+			}
 		}
 		if other, ok := b.Peers[id]; ok {
 			c.problem(path+".address", "%s: peer %q has this address", id, other.Name)

@@ -34,13 +34,14 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 		c.problem("kind", "%q: want %s", doc.Kind, v1alpha1.Kind)
 	}
 	spec := doc.Spec
+	pools := c.pools(spec.Pools)
 	return node.Config{
 		Node:     c.o.Node,
-		Pools:    c.pools(spec.Pools),
+		Pools:    pools,
 		Families: c.families("spec.defaults.families", spec.Defaults.Families),
 		MTU:      c.mtu(spec.Defaults.MTU),
 		CoolDown: c.duration("spec.defaults.coolDown", spec.Defaults.CoolDown, defaultCoolDown, 0, maxCoolDown),
-		BGP:      c.bgp(spec.BGP),
+		BGP:      c.bgp(spec.BGP, pools),
 	}
 }
 

@@ -39,7 +39,7 @@ spec:
   pools:
   - {name: six, cidr: "2001:db8:1::/64"}
   - {name: dmz, cidr: 10.1.0.0/24, announce: Hosts, namespaces: [dmz]}
-  defaults: {families: [IPv6], mtu: 1400}
+  defaults: {families: [IPv6], mtu: 1400, coolDown: 90s}
   bgp:
     asn: 4200000001
     routerID: 192.0.2.9
@@ -72,7 +72,7 @@ func TestParse(t *testing.T) {
 			{Name: "six", Prefix: netip.MustParsePrefix("2001:db8:1::/64")},
 			{Name: "dmz", Prefix: netip.MustParsePrefix("10.1.0.0/24"), Hosts: true, Namespaces: []string{"dmz"}},
 		},
-		Families: bgp.IPv6, MTU: 1400,
+		Families: bgp.IPv6, MTU: 1400, CoolDown: 90 * time.Second,
 		BGP: &node.BGP{
 			ASN: 4200000001, RouterID: netip.MustParseAddr("192.0.2.9"), ListenPort: 0,
 			Peers: map[bgp.PeerID]bgp.Peer{
@@ -133,8 +133,10 @@ var mistakes = []struct{ name, spec, path, text string }{
 	{"peer mapped", peer(`name: a, asn: 2, address: "::ffff:192.0.2.1"`), "spec.bgp.peers[0].address", "write it as 192.0.2.1"},
 	{"peer by interface", peer(`name: a, asn: 2, interface: eth0`), "spec.bgp.peers[0].interface", "does not support"},
 	{"peer twice", `bgp: {asn: 1, peers: [{name: a, address: 192.0.2.1, asn: 2}, {name: b, address: 192.0.2.1, asn: 2}]}`, "spec.bgp.peers[1].address", "has this address"},
+	{"peer within a pool", peer(`name: a, asn: 2, address: 10.200.0.1`), "spec.bgp.peers[0].address", `within pool "p" (10.200.0.0/24)`},
 	// K12
 	{"hold time", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: 2s`), "spec.bgp.peers[0].holdTime", "want 3s"},
+	{"long rest", "defaults: {coolDown: 48h}", "spec.defaults.coolDown", "want 0s to 24h"},
 	{"no duration", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: "9"`), "spec.bgp.peers[0].holdTime", "not a duration"},
 	{"keepalive", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: 9s, keepaliveTime: 9s`), "spec.bgp.peers[0].keepaliveTime", "less than the hold time"},
 	{"restart time", peer(`name: a, asn: 2, address: 192.0.2.1, gracefulRestart: {restartTime: 5000s}`), "spec.bgp.peers[0].gracefulRestart.restartTime", "want 1s to"},

@@ -156,6 +156,8 @@ type Datapath struct {
 	FailDetach func(node.Attachment) error
 	// Uplink is the way to every destination.
 	Uplink node.Uplink
+	// Addrs are the node's own addresses, with the lengths of their subnets.
+	Addrs []netip.Prefix
 
 	mu    sync.Mutex
 	links map[string]node.Attachment
@@ -283,7 +285,9 @@ func (d *Datapath) Uplinks(_ context.Context, dsts []netip.Addr) (map[netip.Addr
 }
 
 // Connected implements [node.Datapath].
-func (d *Datapath) Connected(context.Context) ([]netip.Prefix, error) { return nil, nil }
+func (d *Datapath) Connected(context.Context) ([]netip.Prefix, error) {
+	return append([]netip.Prefix{}, d.Addrs...), nil
+}
 
 // Sessions is a [node.Sessions] in memory.
 type Sessions struct {
