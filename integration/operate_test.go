@@ -125,6 +125,9 @@ func TestMetricsAndProbes(t *testing.T) {
 	}
 	must(t, l.Router.IP(t.Context(), "link set node1 up"))
 	waitReady(http.StatusOK)
+	for _, want := range []string{`msg="BGP session established" peer=router-4 addr=198.51.100.1`, `msg="BGP session lost" peer=router-4`} {
+		must(t, lab.WaitFor(within(t, 10*time.Second), want, func() bool { return strings.Contains(n.Process().Tail(500), want) }))
+	}
 }
 
 // get asks the node process's public port, inside its namespace.

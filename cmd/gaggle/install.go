@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -217,6 +218,9 @@ func (i *installer) readConflist() (data []byte, c conflist, err error) {
 	if err := errors.Join(problems...); err != nil {
 		return nil, c, fmt.Errorf("%s:\n%w", i.conflist, err)
 	}
+	if want, says := filepath.Join(i.runDir, cniSocket), cmp.Or(c.Plugins[0].Socket, wire.DefaultSocket); says != want {
+		i.warn(says, "%s has the socket %s, and with --run-dir %s the node process listens on %s", i.conflist, says, i.runDir, want)
+	}
 	return data, c, nil
 }
 
@@ -302,13 +306,20 @@ func (i *installer) warnOfOthers() error {
 		if e.Name() == i.name {
 			break
 		}
-		if isConf(e.Name()) && !i.said[e.Name()] {
-			i.said[e.Name()] = true
-			fmt.Fprintf(i.c.stderr, "gaggle install: warning: %s comes before %s, so that the runtime takes it instead; remove it, or choose an earlier --conf-name\n",
+		if isConf(e.Name()) {
+			i.warn(e.Name(), "%s comes before %s, so that the runtime takes it instead; remove it, or choose an earlier --conf-name",
 				filepath.Join(i.confDir, e.Name()), i.name)
 		}
 	}
 	return nil
+}
+
+// warn says something about a thing, once.
+func (i *installer) warn(about, format string, args ...any) {
+	if !i.said[about] {
+		i.said[about] = true
+		fmt.Fprintf(i.c.stderr, "gaggle install: warning: "+format+"\n", args...)
+	}
 }
 
 func isConflist(name string) bool { return strings.HasSuffix(name, ".conflist") }

@@ -63,8 +63,12 @@ func run(ctx context.Context, args []string, lookup func(string) (string, bool),
 		usage(stdout)
 		return exitOK
 	}
+	name := args[0]
+	if name == "--version" || name == "-version" {
+		name = "version"
+	}
 	for _, cmd := range commands() {
-		if cmd.name != args[0] {
+		if cmd.name != name {
 			continue
 		}
 		c := &cmdline{args: args[1:], lookup: lookup, stdout: stdout, stderr: stderr}
@@ -120,18 +124,23 @@ func (c *cmdline) parse() error {
 		c.help()
 		return errHelp
 	}
-	if err = errors.Join(fromEnv, err); err != nil {
-		return usageError{err}
+	if err == nil && c.flags.NArg() > 0 {
+		err = fmt.Errorf("unexpected argument %q", c.flags.Arg(0))
 	}
-	if c.flags.NArg() > 0 {
-		return usageError{fmt.Errorf("unexpected argument %q", c.flags.Arg(0))}
+	if err = errors.Join(fromEnv, err); err != nil {
+		return usageError{fmt.Errorf("%w; gaggle %s --help lists the flags", err, c.flags.Name())}
 	}
 	return nil
 }
 
 func (c *cmdline) help() {
-	fmt.Fprintf(c.stdout, "gaggle %s: %s\n\nFlags (each can be set as GAGGLE_* in the environment, --run-dir as GAGGLE_RUN_DIR):\n",
-		c.flags.Name(), c.summary)
+	fmt.Fprintf(c.stdout, "gaggle %s: %s\n", c.flags.Name(), c.summary)
+	flags := 0
+	c.flags.VisitAll(func(*flag.Flag) { flags++ })
+	if flags == 0 {
+		return
+	}
+	fmt.Fprint(c.stdout, "\nFlags (each can be set as GAGGLE_* in the environment, --run-dir as GAGGLE_RUN_DIR):\n")
 	c.flags.VisitAll(func(f *flag.Flag) {
 		value, text := flag.UnquoteUsage(f)
 		name := "--" + f.Name

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -67,6 +68,11 @@ func (f *nodeFlags) load() (node.Config, error) {
 	}
 	if f.name == "" {
 		return node.Config{}, usageError{errors.New("--node-name is empty and the machine has no host name")}
+	}
+	for name, address := range map[string]string{"--metrics-address": f.metrics, "--gobgp-address": f.gobgp} {
+		if _, _, err := net.SplitHostPort(address); address != "" && err != nil {
+			return node.Config{}, usageError{fmt.Errorf("%s %q: want an address and a port, as in 127.0.0.1:9471: %w", name, address, err)}
+		}
 	}
 	data, err := os.ReadFile(f.config)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/gaggle-cni/gaggle/bgp"
 	"github.com/gaggle-cni/gaggle/cni"
 	"github.com/gaggle-cni/gaggle/cni/wire"
 	"github.com/gaggle-cni/gaggle/node"
@@ -73,7 +74,7 @@ func (p *process) serveCalls(ctx context.Context) error {
 	}
 	p.log.InfoContext(ctx, "serving", "node", p.config.Node, "run_dir", p.flags.runDir, "took", time.Since(p.started))
 	err = g.Wait()
-	p.log.InfoContext(ctx, "stopping", "err", err)
+	p.log.InfoContext(ctx, "stopped serving")
 	return err
 }
 
@@ -99,8 +100,9 @@ func (p *process) status(ctx context.Context) (node.Status, error) {
 func (p *process) remember(ctx context.Context) error {
 	ticker := time.NewTicker(touchInterval)
 	defer ticker.Stop()
+	up := make(map[bgp.PeerID]bool)
 	for {
-		if err := p.rememberOnce(ctx); err != nil {
+		if err := p.rememberOnce(ctx, up); err != nil {
 			p.log.WarnContext(ctx, "the next start may not know that it is a restart", "err", err)
 		}
 		select {
@@ -112,7 +114,21 @@ func (p *process) remember(ctx context.Context) error {
 	}
 }
 
-func (p *process) rememberOnce(ctx context.Context) error {
+// tell logs which sessions have come up or gone down. up are those that were up.
+func (p *process) tell(ctx context.Context, states map[bgp.PeerID]bgp.PeerState, up map[bgp.PeerID]bool) {
+	for id, s := range states {
+		log := p.log.With("peer", p.config.BGP.Peers[id].Name, "addr", id.Addr)
+		switch {
+		case s.Established() && !up[id]:
+			log.InfoContext(ctx, "BGP session established", "asn", s.ASN, "graceful_restart", s.GracefulRestart)
+		case !s.Established() && up[id]:
+			log.WarnContext(ctx, "BGP session lost", "state", s.State, "reason", s.LastError)
+		}
+		up[id] = s.Established()
+	}
+}
+
+func (p *process) rememberOnce(ctx context.Context, up map[bgp.PeerID]bool) error {
 	if p.speaker == nil {
 		return nil
 	}
@@ -120,6 +136,7 @@ func (p *process) rememberOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	p.tell(ctx, states, up)
 	r := store.Run{Uptime: machineUptime()}
 	for _, s := range states {
 		r.Peers = r.Peers || s.Established()

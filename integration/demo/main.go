@@ -51,7 +51,11 @@ func run(ctx context.Context, args []string) error {
 		return runRouter(ctx, *dir)
 	case *remove:
 		lab.Remove(*prefix)
-		return os.RemoveAll(*dir)
+		if err := os.RemoveAll(*dir); err != nil {
+			return err
+		}
+		fmt.Println("Nothing of a demo is left.")
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
