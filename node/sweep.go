@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -119,7 +120,13 @@ func (a *Agent) adoptAll(ctx context.Context) error {
 		if !named(link) || len(link.Addrs) == 0 {
 			continue // the sweep looks again
 		}
-		if err := a.adopt(ctx, link); err != nil {
+		err := a.adopt(ctx, link)
+		if errors.Is(err, ErrAddress) {
+			// Nobody else gets them, as they are on record, and which of the two is right is not to be seen from here.
+			a.o.Log.ErrorContext(ctx, "a link has addresses that are on record for another container", "host_if", link.HostIf, "err", err)
+			continue
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -133,7 +140,7 @@ func (a *Agent) adopt(ctx context.Context, link Attachment) error {
 	for _, addr := range link.Addrs {
 		link.Pools = append(link.Pools, c.poolOf(addr))
 	}
-	_, _, err := a.o.Store.Reserve(link.ID, func(taken Taken) (Attachment, error) {
+	_, created, err := a.o.Store.Reserve(link.ID, func(taken Taken) (Attachment, error) {
 		for _, addr := range link.Addrs {
 			if taken.Addr(addr) {
 				return link, fmt.Errorf("%w: %s of link %s is in use", ErrAddress, addr, link.HostIf)
@@ -141,6 +148,9 @@ func (a *Agent) adopt(ctx context.Context, link Attachment) error {
 		}
 		return link, nil
 	})
+	if err == nil && !created {
+		err = fmt.Errorf("%w: the container is on record with another link than %s", ErrAddress, link.HostIf)
+	}
 	if err == nil {
 		err = a.o.Store.Commit(link.ID, link.Namespace)
 	}

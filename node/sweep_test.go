@@ -92,6 +92,29 @@ func TestAdoption(t *testing.T) {
 	})
 }
 
+// A link whose addresses are on record for another container is left alone, and does not keep the process from starting.
+func TestAdoptionOfWhatIsOnRecord(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.start()
+	if _, err := w.add(1); err != nil {
+		t.Fatal(err)
+	}
+	w.kill()
+	double := w.db.All()[0]
+	double.ID.ContainerID = "double"
+	double.HostIf = node.HostIf(double.ID, 0)
+	if _, err := w.datapath.Attach(t.Context(), nil, double); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	if all := w.db.All(); len(all) != 1 || all[0].ID != request(1).ID {
+		t.Errorf("records %+v, want the one that was there", all)
+	}
+	if len(w.datapath.Links()) != 2 {
+		t.Errorf("links %v, want both", w.datapath.Links())
+	}
+}
+
 // F13: a link of ours without a record, a name and addresses is nobody's; one with addresses might be somebody's.
 func TestLinksOfNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

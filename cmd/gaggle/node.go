@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gaggle-cni/gaggle/bgp"
 	"github.com/gaggle-cni/gaggle/bgp/gobgp"
 	"github.com/gaggle-cni/gaggle/node"
@@ -172,6 +174,11 @@ func (p *process) run(ctx context.Context) (err error) {
 	if err := os.MkdirAll(p.flags.runDir, 0o700); err != nil {
 		return fmt.Errorf("make run directory: %w", err)
 	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(p.flags.runDir, &fs); err == nil && fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.RAMFS_MAGIC {
+		p.log.WarnContext(ctx, "the run directory is on a disk, which every ADD and DEL waits for; a tmpfs such as /run is meant for it",
+			"run_dir", p.flags.runDir)
+	}
 	bootID, err := store.BootID()
 	if err != nil {
 		return err
@@ -326,7 +333,9 @@ func (p *process) startSpeaker(ctx context.Context) error {
 	if p.speaker == nil {
 		return nil
 	}
-	if err := p.speaker.Start(ctx); err != nil {
+	if err := p.speaker.Start(ctx); errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("%w; another BGP speaker has the port: end it, or set spec.bgp.listenPort to another one, or to 0 not to listen", err)
+	} else if err != nil {
 		return err
 	}
 	own := make([]netip.Prefix, 0, len(p.config.Pools))
