@@ -30,6 +30,15 @@ func main() {
 	}
 }
 
+// buildEmpty builds a program that does nothing, as small as Go makes them.
+func buildEmpty(dir string) (path string, err error) {
+	source := filepath.Join(dir, "empty.go")
+	if err := os.WriteFile(source, []byte("package main\n\nfunc main() {}\n"), 0o600); err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "empty"), lab.Build(dir, dir, "-ldflags=-s -w", source)
+}
+
 // A plan says how much is measured.
 type plan struct {
 	rounds, bursts, parallel int
@@ -62,6 +71,10 @@ func run(ctx context.Context, args []string) (err error) {
 	if err := lab.Build(*root, dir, "-trimpath", "-ldflags=-s -w", "./cmd/gaggle", "./cmd/gaggle-cni"); err != nil {
 		return err
 	}
+	empty, err := buildEmpty(dir)
+	if err != nil {
+		return err
+	}
 	l, err := lab.New(ctx, lab.Options{Prefix: "gb", Dir: dir, Bin: dir}, 1)
 	if err != nil {
 		return err
@@ -81,6 +94,7 @@ func run(ctx context.Context, args []string) (err error) {
 		{name: "ptp, dual stack", way: ptp(n.NS, dir, "10.98.0.0/16", "2001:db8:98::/64"), share: 10},
 		{name: "netlink alone, dual stack", way: newFloor(n.NS), share: 1},
 		{name: "start of gaggle's plugin", way: start{ours}, share: 1},
+		{name: "start of an empty program", way: start{plugin{node: n.NS, path: empty}}, share: 1},
 	}}
 	if err := b.measure(ctx); err != nil {
 		return err
