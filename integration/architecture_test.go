@@ -37,7 +37,7 @@ func goList(t *testing.T, args ...string) (packages []goPackage) {
 func TestDriversHaveOneHome(t *testing.T) {
 	homes := map[string][]string{
 		"github.com/osrg/gobgp/":            {"bgp/gobgp"},
-		"github.com/vishvananda/netlink":    {"node/datapath", "integration/netnstest"},
+		"github.com/vishvananda/netlink":    {"node/datapath", "integration/netnstest", "integration/lab", "integration/bench"},
 		"go.etcd.io/bbolt":                  {"node/store"},
 		"k8s.io/":                           {"node/kube"},
 		"go.yaml.in/yaml":                   {"node/nodeconfig"},
@@ -45,7 +45,7 @@ func TestDriversHaveOneHome(t *testing.T) {
 		"github.com/prometheus/":            {"node"},
 		"google.golang.org/grpc":            {"bgp/gobgp"},
 		"google.golang.org/protobuf":        {"bgp/gobgp"},
-		"github.com/vishvananda/netns":      {"node/datapath", "integration/netnstest"},
+		"github.com/vishvananda/netns":      {"node/datapath", "integration/netnstest", "integration/lab", "integration/bench"},
 		module + "/node/api/":               {"node/nodeconfig"},
 		"log$":                              nil, // log/slog
 		"github.com/pkg/errors":             nil,

@@ -168,12 +168,25 @@ func command(t *testing.T, args ...string) string {
 // snapshot looks at the node's network. What it returns checks that it is the same again.
 func snapshot(t *testing.T, n *lab.Node) (unchanged func()) {
 	t.Helper()
-	before, err := n.NS.Snapshot(t.Context())
-	must(t, err)
+	return snapshotUpTo(t, n, "")
+}
+
+// snapshotUpTo is snapshot without what comes from a heading on.
+func snapshotUpTo(t *testing.T, n *lab.Node, heading string) (unchanged func()) {
+	t.Helper()
+	look := func() string {
+		t.Helper()
+		text, err := n.NS.Snapshot(t.Context())
+		must(t, err)
+		if heading != "" {
+			text, _, _ = strings.Cut(text, heading)
+		}
+		return text
+	}
+	before := look()
 	return func() {
 		t.Helper()
-		after, err := n.NS.Snapshot(t.Context())
-		must(t, err)
+		after := look()
 		if before != after {
 			t.Errorf("the node's network has changed; before:\n%s\nafter:\n%s", before, after)
 		}
