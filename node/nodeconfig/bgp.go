@@ -134,7 +134,7 @@ func (c *converter) peer(path string, r v1alpha1.Peer, b *node.BGP) bgp.Peer {
 	return p
 }
 
-func (c *converter) holdTime(path, text string) time.Duration {
+func (c *converter) holdTime(path string, text v1alpha1.Duration) time.Duration {
 	if text == "0" || text == "0s" {
 		return 0
 	}

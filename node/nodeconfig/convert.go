@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +25,18 @@ const defaultCoolDown, maxCoolDown = time.Minute, 24 * time.Hour
 type converter struct {
 	*decoder
 	o Options
+	// bad are the paths that could not be decoded: what is missing there, or below, has been reported already.
+	bad []string
+}
+
+// problem notes a problem unless the decoder has noted one there.
+func (c *converter) problem(path, format string, args ...any) {
+	for _, bad := range c.bad {
+		if rest, ok := strings.CutPrefix(path, bad); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return
+		}
+	}
+	c.decoder.problem(path, format, args...)
 }
 
 func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
@@ -38,7 +51,7 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 	return node.Config{
 		Node:     c.o.Node,
 		Pools:    pools,
-		Families: c.families("spec.defaults.families", spec.Defaults.Families),
+		Families: c.podFamilies("spec.defaults.families", spec.Defaults.Families, pools),
 		MTU:      c.mtu(spec.Defaults.MTU),
 		CoolDown: c.duration("spec.defaults.coolDown", spec.Defaults.CoolDown, defaultCoolDown, 0, maxCoolDown),
 		BGP:      c.bgp(spec.BGP, pools),
@@ -122,6 +135,19 @@ func (c *converter) families(path string, names []string) (f bgp.Families) {
 	return f
 }
 
+// podFamilies are those of pods. One without a pool is left out, but when none is left no pod could be attached.
+func (c *converter) podFamilies(path string, names []string, pools []node.Pool) bgp.Families {
+	f := c.families(path, names)
+	var there bgp.Families
+	for _, p := range pools {
+		there |= p.Family()
+	}
+	if f != 0 && there != 0 && f&there == 0 {
+		c.problem(path, "%s: there is no pool of it, so that no pod could be attached; the pools are for %s", f, there)
+	}
+	return f
+}
+
 func (c *converter) mtu(mtu int32) int {
 	if mtu != 0 && (mtu < minMTU || mtu > maxMTU) {
 		c.problem("spec.defaults.mtu", "%d: want %d to %d, or 0 for that of the uplink", mtu, minMTU, maxMTU)
@@ -130,11 +156,16 @@ func (c *converter) mtu(mtu int32) int {
 }
 
 // duration reads a time such as "30s". Empty text is the default.
-func (c *converter) duration(path, text string, otherwise, lo, hi time.Duration) time.Duration {
+func (c *converter) duration(path string, raw v1alpha1.Duration, otherwise, lo, hi time.Duration) time.Duration {
+	text := string(raw)
 	if text == "" {
 		return otherwise
 	}
 	d, err := time.ParseDuration(text)
+	if _, noUnit := strconv.Atoi(text); noUnit == nil && err != nil {
+		c.problem(path, "%q: has no unit; did you mean %ss?", text, text)
+		return otherwise
+	}
 	if err != nil {
 		c.problem(path, "%q: not a duration; want one such as 30s", text)
 		return otherwise
@@ -148,15 +179,21 @@ func (c *converter) duration(path, text string, otherwise, lo, hi time.Duration)
 	return d
 }
 
+// parseEach reads a set and reports each bad entry of it.
+func parseEach[T any](c *converter, path string, texts []string, parse func([]string) (T, error)) T {
+	for i, text := range texts {
+		if _, err := parse([]string{text}); err != nil {
+			c.problem(fmt.Sprintf("%s[%d]", path, i), "%v", err)
+		}
+	}
+	set, _ := parse(texts) // the entries' errors have been reported
+	return set
+}
+
 func (c *converter) attributes(path string, raw v1alpha1.Attributes) bgp.Attributes {
 	a := bgp.Attributes{LocalPref: raw.LocalPref, Prepend: raw.Prepend}
-	var err error
-	if a.Communities, err = bgp.ParseCommunities(raw.Communities); err != nil {
-		c.problem(path+".communities", "%v", err)
-	}
-	if a.LargeCommunities, err = bgp.ParseLargeCommunities(raw.LargeCommunities); err != nil {
-		c.problem(path+".largeCommunities", "%v", err)
-	}
+	a.Communities = parseEach(c, path+".communities", raw.Communities, bgp.ParseCommunities)
+	a.LargeCommunities = parseEach(c, path+".largeCommunities", raw.LargeCommunities, bgp.ParseLargeCommunities)
 	if raw.MED != nil {
 		a.MED = bgp.MED{Value: *raw.MED, Set: true}
 	}

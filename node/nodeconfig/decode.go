@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gaggle-cni/gaggle/node/api/v1alpha1"
 )
 
 // A decoder fills Go values from a YAML tree and notes everything that is wrong on the way, with its path and line. The
@@ -116,6 +118,10 @@ func (d *decoder) decodeScalar(path string, n *yaml.Node, v reflect.Value) {
 	}
 	switch v.Kind() {
 	case reflect.String:
+		if v.Type() == reflect.TypeFor[v1alpha1.Duration]() && n.Tag == "!!int" {
+			v.SetString(n.Value) // the converter knows what is right
+			return
+		}
 		if n.Tag != "!!str" {
 			d.problem(path, "%s: want text; put it in quotes", n.Value)
 			return

@@ -63,6 +63,9 @@ func Parse(data []byte, o Options) (node.Config, error) {
 	var doc v1alpha1.NodeConfig
 	d.decode("", tree, reflect.ValueOf(&doc).Elem())
 	c := &converter{decoder: d, o: o}
+	for _, p := range d.problems {
+		c.bad = append(c.bad, p.Path)
+	}
 	config := c.convert(doc)
 	if len(d.problems) > 0 {
 		slices.SortStableFunc(d.problems, func(a, b Problem) int { return a.Line - b.Line })

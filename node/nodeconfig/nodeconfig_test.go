@@ -122,6 +122,7 @@ var mistakes = []struct{ name, spec, path, text string }{
 	{"pools overlap", `pools: [{name: a, cidr: 10.0.0.0/16}, {name: b, cidr: 10.0.1.0/24}]`, "spec.pools[1].cidr", "overlaps"},
 	{"pool source", `pools: [{name: a, source: PodCIDRs}]`, "spec.pools[0].source", "needs Kubernetes"},
 	{"pool announce", `pools: [{name: a, cidr: 10.0.0.0/24, announce: Host}]`, "spec.pools[0].announce", "want Aggregate or Hosts"},
+	{"second community", `bgp: {asn: 1, announcements: {pool: {communities: ["x", "1:1", "y"]}}}`, "spec.bgp.announcements.pool.communities[2]", "not a community"},
 	{"family", `defaults: {families: [ipv6]}`, "spec.defaults.families[0]", "want IPv6 or IPv4"},
 	{"mtu", `defaults: {mtu: 100}`, "spec.defaults.mtu", "want 1280 to 65535"},
 	{"router id", `bgp: {asn: 1, routerID: "::1"}`, "spec.bgp.routerID", "32 bits"},
@@ -137,7 +138,10 @@ var mistakes = []struct{ name, spec, path, text string }{
 	// K12
 	{"hold time", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: 2s`), "spec.bgp.peers[0].holdTime", "want 3s"},
 	{"long rest", "defaults: {coolDown: 48h}", "spec.defaults.coolDown", "want 0s to 24h"},
-	{"no duration", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: "9"`), "spec.bgp.peers[0].holdTime", "not a duration"},
+	{"no duration", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: nine`), "spec.bgp.peers[0].holdTime", "not a duration"},
+	{"no unit", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: 9`), "spec.bgp.peers[0].holdTime", `"9": has no unit; did you mean 9s?`},
+	{"no unit in quotes", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: "9"`), "spec.bgp.peers[0].holdTime", "did you mean 9s?"},
+	{"no pool of the families", `defaults: {families: [IPv6]}`, "spec.defaults.families", "no pool of it"},
 	{"keepalive", peer(`name: a, asn: 2, address: 192.0.2.1, holdTime: 9s, keepaliveTime: 9s`), "spec.bgp.peers[0].keepaliveTime", "less than the hold time"},
 	{"restart time", peer(`name: a, asn: 2, address: 192.0.2.1, gracefulRestart: {restartTime: 5000s}`), "spec.bgp.peers[0].gracefulRestart.restartTime", "want 1s to"},
 	{"multihop", peer(`name: a, asn: 2, address: 192.0.2.1, multihop: 1`), "spec.bgp.peers[0].multihop", "want 2 to 255"},
@@ -146,8 +150,8 @@ var mistakes = []struct{ name, spec, path, text string }{
 	{"password file", peer(`name: a, asn: 2, address: 192.0.2.1, password: {file: /none}`), "spec.bgp.peers[0].password.file", "does not exist"},
 	{"password missing", peer(`name: a, asn: 2, address: 192.0.2.1, password: {}`), "spec.bgp.peers[0].password.file", "is missing"},
 	{"import", peer(`name: a, asn: 2, address: 192.0.2.1, import: {prefixes: ["::/0"]}`), "spec.bgp.peers[0].import.prefixes[0]", "defaultRoute"},
-	{"community", `bgp: {asn: 1, announcements: {pool: {communities: ["70000:1"]}}}`, "spec.bgp.announcements.pool.communities", "large community"},
-	{"large community", `bgp: {asn: 1, announcements: {pool: {largeCommunities: ["1:1"]}}}`, "spec.bgp.announcements.pool.largeCommunities", "not a large community"},
+	{"community", `bgp: {asn: 1, announcements: {pool: {communities: ["70000:1"]}}}`, "spec.bgp.announcements.pool.communities[0]", "large community"},
+	{"large community", `bgp: {asn: 1, announcements: {pool: {largeCommunities: ["1:1"]}}}`, "spec.bgp.announcements.pool.largeCommunities[0]", "not a large community"},
 	{"prepend", `bgp: {asn: 1, announcements: {pool: {prepend: 99}}}`, "spec.bgp.announcements.pool.prepend", "at most"},
 }
 
@@ -186,7 +190,9 @@ spec:
     asn: 1
     peers:
     - {name: t, address: 192.0.2.1, asn: 0, holdTime: 1s}
+    - {name: u, address: 192.0.2.2, asn: foo}
   colour: red
+  defaults: []
 `), testOptions())
 	var problems Problems
 	if !errors.As(err, &problems) {
@@ -197,7 +203,8 @@ spec:
 		paths = append(paths, fmt.Sprintf("%d %s", p.Line, p.Path))
 	}
 	want := []string{
-		"2 apiVersion", "3 kind", "5 spec.pools[0].cidr", "9 spec.bgp.peers[0].asn", "9 spec.bgp.peers[0].holdTime", "10 spec.colour",
+		"2 apiVersion", "3 kind", "5 spec.pools[0].cidr", "9 spec.bgp.peers[0].asn", "9 spec.bgp.peers[0].holdTime",
+		"10 spec.bgp.peers[1].asn", "11 spec.colour", "12 spec.defaults",
 	}
 	if diff := cmp.Diff(want, paths); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
@@ -224,4 +231,15 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("Parse(%q) accepted a node without pools", data)
 		}
 	})
+}
+
+// A hold time of no keepalives needs no unit.
+func TestHoldTimeOfZero(t *testing.T) {
+	for _, zero := range []string{"0", `"0"`, "0s"} {
+		text := strings.Replace(full, "holdTime: 9s", "holdTime: "+zero, 1)
+		c, err := Parse([]byte(text), testOptions())
+		if got := c.BGP; err != nil || got.Peers[bgp.PeerID{Addr: netip.MustParseAddr("fd31::ff")}].HoldTime != 0 {
+			t.Errorf("holdTime: %s: %+v, %v", zero, got, err)
+		}
+	}
 }

@@ -52,7 +52,7 @@ type Pool struct {
 type Defaults struct {
 	Families []string `json:"families"` // IPv6, IPv4
 	MTU      int32    `json:"mtu"`      // bytes; 0: that of the uplink
-	CoolDown string   `json:"coolDown"` // how long an address rests before another pod gets it
+	CoolDown Duration `json:"coolDown"` // how long an address rests before another pod gets it
 }
 
 // BGP configures the speaker.
@@ -70,9 +70,9 @@ type Peer struct {
 	Address         string           `json:"address"`
 	ASN             uint32           `json:"asn"`
 	Password        *Password        `json:"password"`
-	HoldTime        string           `json:"holdTime"`
-	KeepaliveTime   string           `json:"keepaliveTime"`
-	ConnectRetry    string           `json:"connectRetry"`
+	HoldTime        Duration         `json:"holdTime"`
+	KeepaliveTime   Duration         `json:"keepaliveTime"`
+	ConnectRetry    Duration         `json:"connectRetry"`
 	Passive         bool             `json:"passive"`
 	Multihop        int32            `json:"multihop"`
 	TTLSecurity     bool             `json:"ttlSecurity"`
@@ -81,6 +81,9 @@ type Peer struct {
 	Import          *Import          `json:"import"`
 }
 
+// A Duration is a time with a unit, such as 30s. Only 0 needs none.
+type Duration string
+
 // A Password is a TCP MD5 key (RFC 2385).
 type Password struct {
 	File string `json:"file"` // its content without the final line break
@@ -88,8 +91,8 @@ type Password struct {
 
 // GracefulRestart configures RFC 4724.
 type GracefulRestart struct {
-	Enabled     *bool  `json:"enabled"`
-	RestartTime string `json:"restartTime"`
+	Enabled     *bool    `json:"enabled"`
+	RestartTime Duration `json:"restartTime"`
 }
 
 // Import says which of the peer's routes go into the node's kernel.
