@@ -130,9 +130,13 @@ func run(ctx context.Context, args ...string) error {
 func output(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	var stderr strings.Builder // apart: ip complains there of namespaces of others that end just then
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
 	if err != nil {
-		return string(out), fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+		said := strings.TrimSpace(string(out) + stderr.String())
+		return string(out) + stderr.String(), fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, said)
 	}
 	return string(out), nil
 }
