@@ -12,15 +12,17 @@ import (
 	"github.com/gaggle-cni/gaggle/cni/wire"
 )
 
-// replayInterval is how often the queue is looked into without a reason.
-const replayInterval = 10 * time.Second
+// Times of the queue.
+const (
+	replayInterval  = 10 * time.Second // between looks without a reason
+	deletionTimeout = 20 * time.Second // of one deletion
+	clearTime       = 2 * time.Second  // for which an ADD goes through others' deletions
+)
 
-// Replay does the DELs that the plugin kept while no node process was there. Call it before [Server.Run]; the server does it
-// again before each ADD, as a plugin may have found the old process gone and the new one not there yet. What fails stays for
-// the next time.
+// Replay does the DELs that the plugin kept while no node process was there, as far as the context lets it. Call it before
+// [Server.Run]; the server then does it again and again, as a plugin may have found the old process gone and the new one not
+// there yet. What fails stays for the next time.
 func (s *Server) Replay(ctx context.Context) error {
-	s.replaying.Lock()
-	defer s.replaying.Unlock()
 	wire.TidyQueue(s.o.Queue)
 	paths, err := wire.Queued(s.o.Queue)
 	if err != nil {
@@ -28,7 +30,7 @@ func (s *Server) Replay(ctx context.Context) error {
 	}
 	var errs []error
 	for _, path := range paths {
-		if ctx.Err() != nil { // what is cut off in the middle would free addresses before they are withdrawn
+		if ctx.Err() != nil {
 			errs = append(errs, fmt.Errorf("deletions: %w", context.Cause(ctx)))
 			break
 		}
@@ -62,19 +64,43 @@ func (s *Server) replayUntil(ctx context.Context) {
 	}
 }
 
-// noneWaits makes sure that no deletion of this very attachment is still to be done.
-func (s *Server) noneWaits(id ID) error {
-	_, err := os.Stat(wire.QueuePath(s.o.Queue, wire.Deletion{Network: id.Network, ContainerID: id.ContainerID, IfName: id.IfName}))
-	if errors.Is(err, fs.ErrNotExist) {
+// clearWay does the deletion of this very attachment that is still to be done, and then, in a short time, others: they may free
+// the address that is needed. Nobody waits for those but the first who comes.
+func (s *Server) clearWay(ctx context.Context, id ID) error {
+	path := wire.QueuePath(s.o.Queue, wire.Deletion{Network: id.Network, ContainerID: id.ContainerID, IfName: id.IfName})
+	waits := func() bool { _, err := os.Stat(path); return !errors.Is(err, fs.ErrNotExist) }
+	if waits() {
+		if err := s.replay(ctx, path); err != nil {
+			s.o.Log.WarnContext(ctx, "a deletion waits to be done", "err", err)
+		}
+	}
+	if waits() {
+		return &Error{
+			Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("container %s: an earlier DEL of it is still to be done", id.ContainerID),
+			Details: "the node process's log says why",
+		}
+	}
+	if len(s.replaying) > 0 {
 		return nil
 	}
-	return &Error{
-		Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("container %s: an earlier DEL of it is still to be done", id.ContainerID),
-		Details: "the node process's log says why",
+	ctx, cancel := context.WithTimeout(ctx, clearTime)
+	defer cancel()
+	if err := s.Replay(ctx); err != nil {
+		s.o.Log.DebugContext(ctx, "deletions wait to be done", "err", err) // replayUntil warns
 	}
+	return nil
 }
 
+// replay does one deletion, if it is there.
 func (s *Server) replay(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, deletionTimeout)
+	defer cancel()
+	select { // one at a time: a second reader would delete what came after the first
+	case s.replaying <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("deletions: %w", context.Cause(ctx))
+	}
+	defer func() { <-s.replaying }()
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the plugin has reached us after all
@@ -88,7 +114,8 @@ func (s *Server) replay(ctx context.Context, path string) error {
 		s.o.Log.WarnContext(ctx, "dropped an unreadable deletion", "path", path, "err", err)
 		return remove(path)
 	}
-	if info, err := os.Stat(path); err == nil {
+	req.Received = time.Now()
+	if info, err := os.Stat(path); err == nil && info.ModTime().Before(req.Received) { // unless the clock was set back
 		req.Received = info.ModTime()
 	}
 	if err := s.o.Handler.Del(ctx, req); err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -230,5 +231,58 @@ func TestWhatIsAskedFor(t *testing.T) {
 				t.Errorf("IPs %v, MAC %x, %v; want %s and %q", r.Conf.IPs, r.Conf.MAC, err, tt.ips, tt.mac)
 			}
 		})
+	}
+}
+
+// A deletion that hangs holds up the ADD of its own container, and no other call, nor the stop. One whose file is of the future,
+// because the clock was set back since, counts as one of now.
+func TestDeletionThatHangs(t *testing.T) {
+	hangs, received := make(chan bool, 100), make(chan time.Time, 100)
+	socket := serve(t, handler{
+		add: dualStack,
+		del: func(ctx context.Context, r Request) error {
+			if r.ID.ContainerID != "stuck" {
+				return nil
+			}
+			received <- r.Received
+			hangs <- true
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	})
+	conf := `{"cniVersion":"1.0.0","name":"net"}`
+	del := addRequest(conf)
+	del.Command, del.ContainerID = "DEL", "stuck"
+	path, err := wire.Enqueue(filepath.Join(filepath.Dir(socket), wire.QueueDir), del)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, time.Now(), time.Now().Add(8*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	var calls sync.WaitGroup
+	for i := range 40 {
+		calls.Go(func() {
+			add := addRequest(conf)
+			add.ContainerID, add.Timeout = fmt.Sprintf("other%d", i), 10_000
+			if resp := ask(t, socket, add, devNull(t)); resp.Error != nil {
+				t.Errorf("ADD beside a deletion that hangs: %v", resp.Error)
+			}
+		})
+	}
+	<-hangs
+	if at := <-received; time.Until(at) > 0 {
+		t.Errorf("the deletion came in at %v, in the future", at)
+	}
+	other := addRequest(conf)
+	other.Command, other.ContainerID = "DEL", "other"
+	if resp := ask(t, socket, other, nil); resp.Error != nil {
+		t.Errorf("DEL beside a deletion that hangs: %v", resp.Error)
+	}
+	calls.Wait()
+	own := addRequest(conf)
+	own.ContainerID, own.Timeout = "stuck", 2_000
+	if resp := ask(t, socket, own, devNull(t)); resp.Error == nil || resp.Error.Code != wire.CodeTryAgainLater {
+		t.Errorf("ADD of the container whose deletion hangs: %+v, want code 11", resp.Error)
 	}
 }

@@ -46,7 +46,7 @@ type Server struct {
 	o        Options
 	listener *net.UnixListener
 
-	replaying sync.Mutex
+	replaying chan struct{} // full while a deletion is being done
 }
 
 // Listen opens the socket, in place of one that an earlier process left. The caller makes sure that no other process
@@ -56,7 +56,7 @@ func Listen(ctx context.Context, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for CNI: %w", err)
 	}
-	return &Server{o: o, listener: l}, nil
+	return &Server{o: o, listener: l, replaying: make(chan struct{}, 1)}, nil
 }
 
 // ListenPrivate opens a unix socket that only its owner can use, in place of what an earlier process left under that path.
@@ -89,7 +89,11 @@ func (s *Server) Run(ctx context.Context) error {
 	calls.Go(func() { s.replayUntil(replays) })
 	slots := make(chan struct{}, maxConcurrent)
 	for {
-		slots <- struct{}{}
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return nil
+		}
 		conn, err := s.listener.AcceptUnix()
 		received := time.Now() // here, where the calls still come one after the other
 		if err != nil {
@@ -174,11 +178,8 @@ func (s *Server) call(ctx context.Context, wreq wire.Request, netns *os.File, re
 	var data json.RawMessage
 	switch wreq.Command {
 	case "ADD":
-		if err := s.Replay(ctx); err != nil {
-			s.o.Log.WarnContext(ctx, "deletions wait to be done", "err", err)
-		}
-		if err = s.noneWaits(req.ID); err != nil {
-			break // done later, it would take the new one for the old
+		if err = s.clearWay(ctx, req.ID); err != nil {
+			break // done later, its DEL would take the new one for the old
 		}
 		var result Result
 		if result, err = s.o.Handler.Add(ctx, req); err == nil {

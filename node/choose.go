@@ -24,7 +24,7 @@ func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error
 	att := Attachment{
 		ID: req.ID, Pod: pod, NetnsPath: req.NetnsPath, Created: a.o.Now(),
 		HostIf: hostIf(req.ID, taken.HostIf), HostMAC: a.mac(req.ID, "host"), MAC: a.mac(req.ID, "pod"),
-		MTU: c.MTU, NoDefault: noDefault(req),
+		MTU: c.MTU, NoDefault: noDefault(req), Namespace: NoNetns,
 	}
 	if req.Conf.MAC != (cni.MAC{}) {
 		att.MAC = MAC(req.Conf.MAC)
@@ -107,6 +107,23 @@ func (a *Agent) pick(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, 
 	if len(pools) == 0 {
 		return netip.Addr{}, "", fmt.Errorf("%w: no pool of that family is for this namespace", ErrNoFamily)
 	}
+	own := 0 // those that are for the namespace alone; they come first, and are used up first
+	for own < len(pools) && len(pools[own].Namespaces) > 0 {
+		own++
+	}
+	var errs []error
+	for _, group := range [][]Pool{pools[:own], pools[own:]} {
+		addr, pool, err := a.pickOf(group, id, taken)
+		if err == nil && addr.IsValid() {
+			return addr, pool, nil
+		}
+		errs = append(errs, err)
+	}
+	return netip.Addr{}, "", errors.Join(errs...)
+}
+
+// pickOf takes an address from pools of one rank; an invalid one if there are no pools.
+func (a *Agent) pickOf(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, error) {
 	unfit := func(addr netip.Addr) bool { return taken.Addr(addr) || taken.Resting(addr) }
 	var errs []error
 	for _, p := range pools {

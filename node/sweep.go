@@ -30,7 +30,7 @@ func (a *Agent) sweepUntil(ctx context.Context) {
 func (a *Agent) sweep(ctx context.Context) {
 	a.undoPending(ctx)
 	a.tombs.prune(a.o.Now().Add(-tombLife))
-	inv, err := a.o.Datapath.Inventory(ctx)
+	inv, err := a.inventory(ctx)
 	if err != nil {
 		a.o.Log.WarnContext(ctx, "cannot look for what is left over", "err", err)
 		a.suspects = nil
@@ -71,6 +71,13 @@ func (a *Agent) sweep(ctx context.Context) {
 	a.suspects = suspects
 }
 
+// inventory bounds the look at the kernel, which begins anew whenever something changes under its eyes.
+func (a *Agent) inventory(ctx context.Context) (Inventory, error) {
+	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
+	return a.o.Datapath.Inventory(ctx)
+}
+
 // ended reports whether there is evidence that an attachment's container is gone: its link is, and so is its network
 // namespace. A link alone may have been removed by somebody while the container lives.
 func ended(att Attachment, inv Inventory, records []Attachment) bool {
@@ -82,8 +89,8 @@ func ended(att Attachment, inv Inventory, records []Attachment) bool {
 	}
 	// The kernel gives the numbers of those that ended to others.
 	return slices.ContainsFunc(records, func(other Attachment) bool {
-		_, there := inv.Links[other.HostIf]
-		return there && other.Namespace == att.Namespace && other.ID.ContainerID != att.ID.ContainerID
+		link, there := inv.Links[other.HostIf]
+		return there && link.Namespace == att.Namespace && other.ID.ContainerID != att.ID.ContainerID
 	})
 }
 
@@ -112,7 +119,7 @@ func (a *Agent) removeLink(ctx context.Context, link Attachment) error {
 // adoptAll takes over what runs without a record, at the start, when no handler works on anything: the records may have been
 // lost, the containers live on, and what they have must not be given to others.
 func (a *Agent) adoptAll(ctx context.Context) error {
-	inv, err := a.o.Datapath.Inventory(ctx)
+	inv, err := a.inventory(ctx)
 	if err != nil {
 		return fmt.Errorf("look for containers that are attached: %w", err)
 	}
@@ -137,6 +144,11 @@ func (a *Agent) adoptAll(ctx context.Context) error {
 func (a *Agent) adopt(ctx context.Context, link Attachment) error {
 	c := a.config.Load()
 	link.Created = a.o.Now()
+	// The kernel does not tell; this is so unless the network's configuration said otherwise.
+	link.NoDefault = link.ID.IfName != firstInterface
+	if link.MAC == (MAC{}) {
+		link.MAC = a.mac(link.ID, "pod") // what it was given, if nobody asked for another
+	}
 	for _, addr := range link.Addrs {
 		link.Pools = append(link.Pools, c.poolOf(addr))
 	}

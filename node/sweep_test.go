@@ -115,6 +115,54 @@ func TestAdoptionOfWhatIsOnRecord(t *testing.T) {
 	}
 }
 
+// What the kernel does not tell of an interface is made up as it was: a second one has no default routes, and the MAC is the one
+// that was given.
+func TestAdoptionOfASecondInterface(t *testing.T) {
+	w := newWorld(t, testConfig())
+	w.start()
+	req := request(1)
+	req.ID.IfName = "net1"
+	if _, err := w.agent.Add(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	before := w.db.All()[0]
+	w.kill()
+	if err := w.db.Release(before.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.datapath.Lose(before.HostIf)
+	known := before // as the kernel shows it, once the neighbour is forgotten
+	known.NoDefault, known.MAC = false, node.MAC{}
+	if _, err := w.datapath.Attach(t.Context(), nil, known); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	if after := w.db.All()[0]; !after.NoDefault || after.MAC != before.MAC {
+		t.Errorf("taken over as %+v, want %+v", after, before)
+	}
+}
+
+// A namespace's own pool is used to its end, resting addresses too, before one for all.
+func TestCoolDownStaysInTheOwnPool(t *testing.T) {
+	config := testConfig()
+	config.CoolDown = time.Hour
+	config.Pools = append(config.Pools, node.Pool{Name: "own", Prefix: netip.MustParsePrefix("10.9.0.0/29"), Namespaces: []string{"ns"}})
+	w := newWorld(t, config)
+	w.start()
+	for n := range 20 {
+		r, err := w.add(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.IPs[1].Address.Addr(); !config.Pools[2].Prefix.Contains(got) {
+			t.Fatalf("pod %d has %s, want one of %s", n, got, config.Pools[2].Prefix)
+		}
+		if err := w.del(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // F13: a link of ours without a record, a name and addresses is nobody's; one with addresses might be somebody's.
 func TestLinksOfNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -23,6 +23,7 @@ import (
 const (
 	touchInterval     = 10 * time.Second // how exactly the end of a killed process is known
 	firstPassTimeout  = 30 * time.Second
+	replayTimeout     = 10 * time.Second
 	readHeaderTimeout = 5 * time.Second
 )
 
@@ -55,7 +56,7 @@ func (p *process) serveCalls(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := server.Replay(ctx); err != nil {
+	if err := p.replay(ctx, server); err != nil {
 		p.log.WarnContext(ctx, "deletions wait to be done", "err", err)
 	}
 	var public net.Listener
@@ -76,6 +77,13 @@ func (p *process) serveCalls(ctx context.Context) error {
 	err = g.Wait()
 	p.log.InfoContext(ctx, "stopped serving")
 	return err
+}
+
+// replay does the DELs that were kept. Where there are many, the rest is done while calls are served.
+func (p *process) replay(ctx context.Context, server *cni.Server) error {
+	ctx, cancel := context.WithTimeout(ctx, replayTimeout)
+	defer cancel()
+	return server.Replay(ctx)
 }
 
 // firstPass makes sure that everything known is routed and announced before anything new is promised. Trouble with single

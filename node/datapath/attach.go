@@ -50,7 +50,7 @@ func (d *Datapath) Attach(ctx context.Context, ns *os.File, a node.Attachment) (
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.Detach(context.WithoutCancel(ctx), a))
+			err = errors.Join(err, d.removeOurs(host, a.HostIf))
 		}
 	}()
 	for _, step := range []func() error{
@@ -260,7 +260,10 @@ func (d *Datapath) Detach(ctx context.Context, a node.Attachment) error {
 	if err := d.removeOurs(host, a.HostIf); err != nil && !errors.Is(err, node.ErrForeignLink) { // that is not ours to remove
 		return err
 	}
-	if err := d.purge(a.Addrs); err != nil {
+	if a.Namespace == node.NoNetns {
+		return nil // it was never wired, and nobody has spoken with it
+	}
+	if err := d.purge(ctx, a.Addrs); err != nil {
 		// A pod must be able to go on a kernel that tracks and does not let us look. The addresses rest, and meanwhile most of
 		// what is remembered runs out.
 		d.o.Log.WarnContext(ctx, "connections with addresses that are free again are remembered", "addr", a.Addrs, "err", err)

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,19 +9,24 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // A purger removes the connections that the kernel remembers of addresses that are no longer used. The kernel is asked for its
-// whole table for that, which takes a second where there are a million connections: addresses that come while it is asked
+// whole table for that, which takes seconds where there are a million connections: addresses that come while it is asked
 // wait, and are then looked for together.
 type purger struct {
 	mu      sync.Mutex
 	waiting *purge
 	running sync.Mutex
+	all     sync.WaitGroup
 }
+
+// purgeTimeout bounds each wait for an answer of the kernel.
+const purgeTimeout = 10 * time.Second
 
 // A purge is one look at the table.
 type purge struct {
@@ -31,6 +37,9 @@ type purge struct {
 
 // MatchConntrackFlow implements netlink's filter: any end of a connection, before or after translation.
 func (p *purge) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	if flow.Zone != 0 { // somebody else's
+		return false
+	}
 	for _, t := range []netlink.IPTuple{flow.Forward, flow.Reverse} {
 		if p.addrs[addrOf(t.SrcIP)] || p.addrs[addrOf(t.DstIP)] {
 			return true
@@ -40,20 +49,25 @@ func (p *purge) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 }
 
 // purge removes what the node remembers of connections with the addresses.
-func (d *Datapath) purge(addrs []netip.Addr) error {
+func (d *Datapath) purge(ctx context.Context, addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
 	}
 	p, first := d.purger.join(addrs)
-	if !first {
-		<-p.done
-		return p.err
+	if first {
+		d.purger.all.Go(func() { // goes on when the caller has no more time; Close waits for it
+			d.purger.begin(p)
+			defer d.purger.running.Unlock()
+			defer close(p.done)
+			p.err = inNamespace(d.ns, func() error { return d.purgeHere(p) })
+		})
 	}
-	d.purger.begin(p)
-	defer d.purger.running.Unlock()
-	defer close(p.done)
-	p.err = inNamespace(d.ns, func() error { return d.purgeHere(p) })
-	return p.err
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return fmt.Errorf("forget connections: %w", context.Cause(ctx))
+	}
 }
 
 // join adds addresses to the purge that waits, or makes one, which the caller then has to run.
@@ -94,6 +108,9 @@ func (d *Datapath) purgeHere(p *purge) error {
 		return fmt.Errorf("open netfilter socket: %w", err)
 	}
 	defer h.Close()
+	if err := h.SetSocketTimeout(purgeTimeout); err != nil {
+		return fmt.Errorf("bound the wait for the kernel: %w", err)
+	}
 	for _, family := range []netlink.InetFamily{unix.AF_INET6, unix.AF_INET} {
 		if err := purgeFamily(h, family, p); err != nil {
 			return fmt.Errorf("forget connections: %w", err)

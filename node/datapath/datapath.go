@@ -73,6 +73,7 @@ func New(o Options) (*Datapath, error) {
 
 // Close releases the sockets. Nothing in the kernel changes.
 func (d *Datapath) Close() {
+	d.purger.all.Wait()
 	for {
 		select {
 		case h := <-d.handles:

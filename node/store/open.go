@@ -36,6 +36,9 @@ const reserve = 4 << 20
 // maxEntry is more than a key or a record can have: a container's id has 4 KiB at most, annotations are not kept.
 const maxEntry = 1 << 20
 
+// maxRest is longer than any address is told to rest.
+const maxRest = 24 * time.Hour
+
 var (
 	bucketMeta        = []byte("meta")
 	bucketAttachments = []byte("attachments")
@@ -226,15 +229,15 @@ func (d *DB) putAll(tx *bbolt.Tx, bootID string) error {
 	return errors.Join(errs...)
 }
 
-// takeRoom takes it on the file system ahead. A full one does not keep the node from starting.
+// takeRoom takes it on the file system ahead, where that can be.
 func takeRoom(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, reserve); !noRoom(err) && !errors.Is(err, unix.EOPNOTSUPP) {
-		return err
+	for tries := 3; tries > 0 && errors.Is(unix.Fallocate(int(f.Fd()), 0, 0, reserve), unix.EINTR); tries-- {
+		continue // a signal came; what else goes wrong only means that there is no room ahead
 	}
 	return nil
 }
@@ -282,6 +285,11 @@ func (d *DB) loadAttachments(tx *bbolt.Tx) error {
 		if err != nil {
 			return fmt.Errorf("%w: record %q: %w", ErrDamaged, key, err)
 		}
+		for _, addr := range a.Addrs {
+			if other, twice := d.addrs[addr]; twice {
+				return fmt.Errorf("%w: %s is that of %s and of %s", ErrDamaged, addr, other, a.ID)
+			}
+		}
 		d.showLocked(a)
 		return nil
 	})
@@ -301,7 +309,7 @@ func (d *DB) loadResting(tx *bbolt.Tx) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)
 		}
-		d.resting[addr] = until
+		d.resting[addr] = min(until, d.uptime()+maxRest)
 		return nil
 	})
 }

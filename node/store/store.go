@@ -111,11 +111,16 @@ func (d *DB) Release(id cni.ID, rest time.Duration) error {
 		return fmt.Errorf("release %s: %w: %w", id, node.ErrStore, err)
 	}
 	delete(d.byID, id)
-	delete(d.hostIfs, a.HostIf)
+	if d.hostIfs[a.HostIf] == id {
+		delete(d.hostIfs, a.HostIf)
+	}
 	for _, addr := range over {
 		delete(d.resting, addr)
 	}
 	for _, addr := range a.Addrs {
+		if d.addrs[addr] != id {
+			continue
+		}
 		delete(d.addrs, addr)
 		if until > 0 {
 			d.resting[addr] = until
