@@ -18,23 +18,31 @@ import (
 	"github.com/gaggle-cni/gaggle/integration/lab"
 )
 
+// referencePlugins is where the distribution has them.
+const referencePlugins = "/usr/lib/cni"
+
 // chain makes a network of ours and further plugins for cnitool.
 func chain(t *testing.T, l *lab.Lab, n *lab.Node, name string, next ...map[string]any) cnitool {
+	t.Helper()
+	return chainOf(t, l, n, map[string]any{"cniVersion": "1.0.0", "name": name}, next...)
+}
+
+// chainOf makes one of which more is said than its name.
+func chainOf(t *testing.T, l *lab.Lab, n *lab.Node, conflist map[string]any, next ...map[string]any) cnitool {
 	t.Helper()
 	plugins, conf := filepath.Join(l.Dir(), "plugins"), t.TempDir()
 	must(t, os.MkdirAll(plugins, 0o755))
 	if err := os.Symlink(filepath.Join(bin, "gaggle-cni"), filepath.Join(plugins, "gaggle")); err != nil && !errors.Is(err, os.ErrExist) {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(map[string]any{
-		"cniVersion": "1.0.0", "name": name,
-		"plugins": append([]map[string]any{{"type": "gaggle", "socket": n.Socket()}}, next...),
-	})
+	conflist["plugins"] = append([]map[string]any{{"type": "gaggle", "socket": n.Socket()}}, next...)
+	text, err := json.Marshal(conflist)
 	must(t, err)
+	name := fmt.Sprint(conflist["name"])
 	must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
 	ns, err := l.Namespace(t.Context(), "chain"+name)
 	must(t, err)
-	return cnitool{n: n, confDir: conf, plugins: plugins + ":/usr/lib/cni", network: name, container: ns}
+	return cnitool{n: n, confDir: conf, plugins: plugins + ":" + referencePlugins, network: name, container: ns}
 }
 
 // hello serves a greeting on a TCP port of a namespace until the test ends.
@@ -155,6 +163,99 @@ func TestChainThatFails(t *testing.T) {
 	must(t, n.NS.IP(t.Context(), "link del bwp0")) // it is still there
 	must(t, lab.WaitFor(within(t, 20*time.Second), "a pass", func() bool { return healthy(t, n.Node) }))
 	unchanged()
+}
+
+// F07, F08, M06: the reference runtime's GC sends a DEL for what it knows of and then a GC, here without a list, which our plugin
+// refuses: nothing is harmed, however often, nor by a plugin after ours that knows neither GC nor STATUS. What a conflist says of
+// GC, the runtime heeds.
+func TestGCOfTheReferenceRuntime(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	unchanged := snapshot(t, n)
+	plain := filepath.Join(l.Dir(), "plugins", "plain")
+	must(t, os.MkdirAll(filepath.Dir(plain), 0o755))
+	must(t, os.WriteFile(plain, []byte(`#!/bin/sh
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}';;
+ADD) echo '{"cniVersion":"1.1.0"}';;
+esac
+`), 0o755))
+	records := func(want int) {
+		t.Helper()
+		if got := podList(t, n); len(got) != want {
+			t.Errorf("attached are %+v, want %d", got, want)
+		}
+	}
+	next := map[string]any{"type": "plain"}
+	// The runtime keeps results of all networks of the machine in one place.
+	runtime := chainOf(t, l, n, map[string]any{"cniVersion": "1.1.0", "name": n.NS.Name + "-gc"}, next)
+	runtime.call(t, "add")
+	runtime.call(t, "status")
+	for range 2 {
+		if out, err := runtime.try("gc"); err == nil || !strings.Contains(fmt.Sprint(out, err), "valid-attachments is missing: nothing was removed") {
+			t.Errorf("gc = %s, %v; want that our plugin refuses one without a list", out, err)
+		}
+		records(0)
+	}
+	runtime = chainOf(t, l, n, map[string]any{"cniVersion": "1.1.0", "name": n.NS.Name + "-nogc", "disableGC": true}, next)
+	runtime.call(t, "add")
+	runtime.call(t, "gc")
+	records(1)
+	runtime.call(t, "del")
+	records(0)
+	unchanged()
+}
+
+// B-129: the pod goes while there is no node process. The chain does its part at once, ours is done at the next start.
+func TestChainWithoutNodeProcess(t *testing.T) {
+	l, n := oneNode(t, lab.Peering{})
+	unchanged := snapshot(t, n)
+	helpers := func() string {
+		out, err := n.NS.Exec(t.Context(), "ip", "-br", "link", "show", "type", "ifb")
+		must(t, err)
+		return out
+	}
+	runtime := chain(t, l, n, "away", map[string]any{
+		"type": "bandwidth", "ingressRate": 1 << 27, "ingressBurst": 1 << 27, "egressRate": 1 << 27, "egressBurst": 1 << 27,
+	})
+	runtime.call(t, "add")
+	if got := helpers(); !strings.Contains(got, "bwp") {
+		t.Fatalf("helpers of the chain: %q, want one", got)
+	}
+	n.Process().Kill()
+	runtime.call(t, "del")
+	if got := helpers(); got != "" {
+		t.Errorf("helpers of the chain: %q, want none", got)
+	}
+	must(t, n.Restart(t.Context()))
+	unchanged()
+}
+
+// A12, H10, M04: every plugin of the conflist that is shipped knows each version that it names; the firewall plugin takes none below
+// 0.4.0.
+func TestShippedConflist(t *testing.T) {
+	need(t)
+	var conflist struct {
+		CNIVersion  string
+		CNIVersions []string
+		Plugins     []struct{ Type string }
+	}
+	must(t, json.Unmarshal([]byte(readText(t, "deploy/standalone/10-gaggle.conflist")), &conflist))
+	if len(conflist.Plugins) == 0 || conflist.Plugins[0].Type != "gaggle" || conflist.CNIVersion < "0.4.0" {
+		t.Fatalf("conflist %+v", conflist)
+	}
+	for _, p := range conflist.Plugins {
+		path := filepath.Join(referencePlugins, p.Type)
+		if p.Type == "gaggle" {
+			path = filepath.Join(bin, "gaggle-cni")
+		}
+		var v struct{ SupportedVersions []string }
+		must(t, json.Unmarshal([]byte(command(t, "env", "CNI_COMMAND=VERSION", path)), &v))
+		for _, version := range append(conflist.CNIVersions, conflist.CNIVersion) {
+			if !slices.Contains(v.SupportedVersions, version) {
+				t.Errorf("%s does not know version %s", p.Type, version)
+			}
+		}
+	}
 }
 
 // healthy reports whether the last pass brought everything about.

@@ -61,6 +61,34 @@ func TestAddressesThatAreAskedFor(t *testing.T) {
 	w.check(map[int]bool{4: true})
 }
 
+// C40: a pool may hold the node's own address and a peer's. Pods get neither, asked for or not.
+func TestNodesAddressesAreNotForPods(t *testing.T) {
+	config := testConfig()
+	config.Pools[1].Prefix = netip.MustParsePrefix("192.0.2.0/28") // of the node 192.0.2.10 and its peer 192.0.2.1
+	w := newWorld(t, config)
+	w.start()
+	for _, ip := range []string{"192.0.2.10", "192.0.2.1"} {
+		r := request(1)
+		r.Conf.IPs = []netip.Addr{netip.MustParseAddr(ip)}
+		_, err := w.agent.Add(t.Context(), r)
+		hasError(t, err, wire.CodeAddress, ip)
+	}
+	live := make(map[int]bool)
+	for n := range 12 { // of fourteen
+		r, err := w.add(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ip := r.IPs[1].Address.Addr().String(); ip == "192.0.2.10" || ip == "192.0.2.1" {
+			t.Errorf("%s was given to a pod", ip)
+		}
+		live[n] = true
+	}
+	_, err := w.add(12)
+	hasError(t, err, wire.CodeExhausted, "no free address")
+	w.check(live)
+}
+
 func TestMACThatIsAskedFor(t *testing.T) {
 	w := newWorld(t, testConfig())
 	w.start()

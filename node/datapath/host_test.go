@@ -8,16 +8,20 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/gaggle-cni/gaggle/integration/netnstest"
 	"github.com/gaggle-cni/gaggle/node"
+	"github.com/gaggle-cni/gaggle/node/datapath"
 )
 
 // C30, C31, B-103: both gateways answer a pod that has to ask for them, on a host without a default route; and the host finds
@@ -272,4 +276,63 @@ func TestLinksComeAndGo(t *testing.T) {
 	}
 	cancel()
 	churn.Wait()
+}
+
+// C20, B-106: the first that anybody hears of a link has its name, its MAC and our mark: there is nothing that udev could take for
+// unset, and nothing changes afterwards.
+func TestLinksAreBornWithTheirMAC(t *testing.T) {
+	w := newWorld(t)
+	pod := netnstest.New(t)
+	a := attachment(1, pod6, pod4)
+	heard := make(map[string]chan netlink.LinkUpdate)
+	done := make(chan struct{})
+	defer close(done)
+	for name, ns := range map[string]*os.File{a.HostIf: w.ns, "eth0": pod} {
+		heard[name] = make(chan netlink.LinkUpdate, 100)
+		handle := netns.NsHandle(ns.Fd())
+		w.must(netlink.LinkSubscribeWithOptions(heard[name], done, netlink.LinkSubscribeOptions{Namespace: &handle}))
+	}
+	w.wired(w.d.Attach(t.Context(), pod, a))
+	for name, want := range map[string]node.MAC{a.HostIf: a.HostMAC, "eth0": a.MAC} {
+		w.eventually(func() bool { return len(heard[name]) > 0 }, func() string { return "nothing is heard of " + name })
+		for len(heard[name]) > 0 {
+			u := <-heard[name]
+			got := u.Attrs()
+			if got.Name != name {
+				continue
+			}
+			if got.HardwareAddr.String() != want.String() {
+				t.Errorf("heard of %s with MAC %s, want %s", name, got.HardwareAddr, want)
+			}
+			if name == a.HostIf && got.Group != datapath.Group {
+				t.Errorf("heard of %s in group %d, want %d", name, got.Group, datapath.Group)
+			}
+		}
+	}
+}
+
+// D14: the pair may go, with its namespace or by anybody's hand, at any moment of a Detach.
+func TestDetachWhileThePairGoes(t *testing.T) {
+	w := newWorld(t)
+	before := w.describe(w.ns)
+	for n := range byte(60) {
+		a := attachment(n, pod6, pod4)
+		pod := netnstest.NewBare(t)
+		w.wired(w.d.Attach(t.Context(), pod, a))
+		w.routeTo(a)
+		link := w.link(w.ns, a.HostIf)
+		var others sync.WaitGroup
+		others.Go(func() {
+			if n%2 == 0 {
+				_ = pod.Close()
+				return
+			}
+			_ = w.host.LinkDel(link) // whoever is second finds nothing
+		})
+		if err := w.d.Detach(t.Context(), a); err != nil {
+			t.Errorf("Detach() = %v", err)
+		}
+		others.Wait()
+	}
+	w.eventually(func() bool { return slices.Equal(before, w.describe(w.ns)) }, func() string { return strings.Join(w.describe(w.ns), "\n") })
 }
