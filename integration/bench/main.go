@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string) (err error) {
 	flags.IntVar(&p.bursts, "bursts", 5, "`NUMBER` of times that many calls are made at once")
 	flags.IntVar(&p.parallel, "parallel", 50, "`NUMBER` of calls at once")
 	flags.IntVar(&p.pods, "pods", 250, "`NUMBER` of pods for the look at the node process")
-	flags.IntVar(&p.idle, "idle", 30, "`SECONDS` of the look")
+	flags.IntVar(&p.idle, "idle", 60, "`SECONDS` of the look")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
