@@ -23,7 +23,6 @@ const (
 // [Server.Run]; the server then does it again and again, as a plugin may have found the old process gone and the new one not
 // there yet. What fails stays for the next time.
 func (s *Server) Replay(ctx context.Context) error {
-	wire.TidyQueue(s.o.Queue)
 	paths, err := wire.Queued(s.o.Queue)
 	if err != nil {
 		return err
@@ -53,6 +52,7 @@ func (s *Server) replayUntil(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
+		wire.TidyQueue(s.o.Queue)
 		text := ""
 		if err := s.Replay(ctx); err != nil {
 			text = err.Error()
@@ -73,11 +73,11 @@ func (s *Server) clearWay(ctx context.Context, id ID) error {
 		if err := s.replay(ctx, path); err != nil {
 			s.o.Log.WarnContext(ctx, "a deletion waits to be done", "err", err)
 		}
-	}
-	if waits() {
-		return &Error{
-			Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("container %s: an earlier DEL of it is still to be done", id.ContainerID),
-			Details: "the node process's log says why",
+		if waits() {
+			return &Error{
+				Code: wire.CodeTryAgainLater, Msg: fmt.Sprintf("container %s: an earlier DEL of it is still to be done", id.ContainerID),
+				Details: "the node process's log says why",
+			}
 		}
 	}
 	if len(s.replaying) > 0 {

@@ -268,11 +268,8 @@ func TestMemory(t *testing.T) {
 	for i := range 250 {
 		attach(t, n, fmt.Sprintf("p%d", i))
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.Process().PID()))
-	must(t, err)
-	_, rest, _ := strings.Cut(string(status), "VmRSS:")
-	var resident int
-	if _, err := fmt.Sscan(rest, &resident); err != nil || resident > maxResident {
+	resident, err := n.Process().Resident()
+	if err != nil || resident > maxResident {
 		t.Errorf("%d KiB are resident, want %d at most, %v", resident, maxResident, err)
 	}
 	t.Logf("%d KiB are resident", resident)

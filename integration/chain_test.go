@@ -18,9 +18,6 @@ import (
 	"github.com/gaggle-cni/gaggle/integration/lab"
 )
 
-// referencePlugins is where the distribution has them.
-const referencePlugins = "/usr/lib/cni"
-
 // chain makes a network of ours and further plugins for cnitool.
 func chain(t *testing.T, l *lab.Lab, n *lab.Node, name string, next ...map[string]any) cnitool {
 	t.Helper()
@@ -42,7 +39,7 @@ func chainOf(t *testing.T, l *lab.Lab, n *lab.Node, conflist map[string]any, nex
 	must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
 	ns, err := l.Namespace(t.Context(), "chain"+name)
 	must(t, err)
-	return cnitool{n: n, confDir: conf, plugins: plugins + ":" + referencePlugins, network: name, container: ns}
+	return cnitool{n: n, confDir: conf, plugins: plugins + ":" + lab.ReferencePlugins, network: name, container: ns}
 }
 
 // hello serves a greeting on a TCP port of a namespace until the test ends.
@@ -244,7 +241,7 @@ func TestShippedConflist(t *testing.T) {
 		t.Fatalf("conflist %+v", conflist)
 	}
 	for _, p := range conflist.Plugins {
-		path := filepath.Join(referencePlugins, p.Type)
+		path := filepath.Join(lab.ReferencePlugins, p.Type)
 		if p.Type == "gaggle" {
 			path = filepath.Join(bin, "gaggle-cni")
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -235,20 +234,9 @@ func TestCallWaitsForRestart(t *testing.T) {
 // cnitool, the reference implementation of a runtime, in all versions of the specification. A04, A05, A06, J10.
 func TestCnitool(t *testing.T) {
 	l, n := oneNode(t, lab.Peering{})
-	plugins := filepath.Join(l.Dir(), "plugins")
-	must(t, os.Mkdir(plugins, 0o755))
-	must(t, os.Symlink(filepath.Join(bin, "gaggle-cni"), filepath.Join(plugins, "gaggle")))
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
-			conf := t.TempDir()
-			text, err := json.Marshal(map[string]any{
-				"cniVersion": version, "name": "net", "plugins": []any{map[string]any{"type": "gaggle", "socket": n.Socket()}},
-			})
-			must(t, err)
-			must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
-			ns, err := l.Namespace(t.Context(), "tool"+version)
-			must(t, err)
-			runtime := cnitool{n: n, confDir: conf, plugins: plugins, network: "net", container: ns}
+			runtime := chainOf(t, l, n, map[string]any{"cniVersion": version, "name": "v" + version})
 			tool := func(command string) string { return runtime.call(t, command) }
 			var r struct {
 				CNIVersion string
@@ -413,12 +401,8 @@ func TestRepair(t *testing.T) {
 // M01-M06: the reference plugins after ours, in one chain each and by the reference runtime. The pod is reached, CHECK passes,
 // and nothing is left afterwards. C17.
 func TestChainedPlugins(t *testing.T) {
-	const reference = "/usr/lib/cni"
 	l, n := oneNode(t, lab.Peering{})
 	awaitPools(t, l, n)
-	plugins := filepath.Join(l.Dir(), "plugins")
-	must(t, os.Mkdir(plugins, 0o755))
-	must(t, os.Symlink(filepath.Join(bin, "gaggle-cni"), filepath.Join(plugins, "gaggle")))
 	unchanged := snapshotUpTo(t, n, "# nft") // portmap and firewall leave their chains to the next pod
 	for name, next := range map[string]map[string]any{
 		"tuning":   {"type": "tuning", "mac": "02:00:00:00:00:99", "mtu": 1300, "sysctl": map[string]string{"net.ipv4.tcp_syncookies": "0"}},
@@ -427,18 +411,8 @@ func TestChainedPlugins(t *testing.T) {
 		"sbr":      {"type": "sbr"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conf := t.TempDir()
-			text, err := json.Marshal(map[string]any{
-				"cniVersion": "1.0.0", "name": name, "plugins": []any{map[string]any{"type": "gaggle", "socket": n.Socket()}, next},
-			})
-			must(t, err)
-			must(t, os.WriteFile(filepath.Join(conf, "10-gaggle.conflist"), text, 0o600))
-			ns, err := l.Namespace(t.Context(), "chain"+name[:3])
-			must(t, err)
-			runtime := cnitool{
-				n: n, confDir: conf, plugins: plugins + ":" + reference, network: name, container: ns,
-				capabilities: `{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`,
-			}
+			runtime := chain(t, l, n, name, next)
+			runtime.capabilities = `{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`
 			tool := func(command string) string { return runtime.call(t, command) }
 			var r lab.Result
 			must(t, json.Unmarshal([]byte(tool("add")), &r))

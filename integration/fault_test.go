@@ -46,6 +46,17 @@ func (n *faultyNode) arm(t *testing.T, kind string, step int) {
 	must(t, os.Rename(n.path+".new", n.path))
 }
 
+// addUnharmed attaches a pod while what is armed waits for what comes then.
+func (n *faultyNode) addUnharmed(t *testing.T, p *lab.Pod) {
+	t.Helper()
+	text, err := os.ReadFile(n.path)
+	must(t, err)
+	n.disarm()
+	_, err = p.Add(within(t, 20*time.Second))
+	must(t, err)
+	must(t, os.WriteFile(n.path, text, 0o600))
+}
+
 func (n *faultyNode) disarm() {
 	_ = os.Remove(n.path) // it may not be there
 	_ = os.Remove(n.path + ".hit")
@@ -149,12 +160,7 @@ func TestDeathAtEachStepOfDel(t *testing.T) {
 	n := newFaultyNode(t)
 	unchanged := snapshot(t, n.Node)
 	steps := n.eachStep(t, "kill", func(p *lab.Pod) {
-		text, err := os.ReadFile(n.path)
-		must(t, err)
-		n.disarm()
-		_, err = p.Add(within(t, 20*time.Second))
-		must(t, err)
-		must(t, os.WriteFile(n.path, text, 0o600))
+		n.addUnharmed(t, p)
 		must(t, p.Del(within(t, 20*time.Second)))
 	}, func(p *lab.Pod, step int, op string) {
 		if op != "" {
@@ -234,12 +240,7 @@ func TestFailureAtEachStep(t *testing.T) {
 	unchanged()
 
 	steps = n.eachStep(t, "fail", func(p *lab.Pod) {
-		text, err := os.ReadFile(n.path)
-		must(t, err)
-		n.disarm()
-		_, err = p.Add(within(t, 20*time.Second))
-		must(t, err)
-		must(t, os.WriteFile(n.path, text, 0o600))
+		n.addUnharmed(t, p)
 		result = p.Del(within(t, 20*time.Second))
 	}, then)
 	covers(t, steps, "retire", "link delete", "release")

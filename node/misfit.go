@@ -41,6 +41,7 @@ func (w World) Misfits() (misfits []Misfit) {
 			misfits = append(misfits, Misfit{Prefix: netip.PrefixFrom(ip, ip.BitLen())})
 		}
 	}
+	hops := w.hops()
 	for _, p := range w.Config.Pools {
 		var under []netip.Prefix
 		for _, own := range w.Connected {
@@ -49,7 +50,7 @@ func (w World) Misfits() (misfits []Misfit) {
 				misfits = append(misfits, Misfit{Pool: p.Name, Prefix: p.Prefix, Own: own})
 			}
 		}
-		for _, hop := range w.hops() {
+		for _, hop := range hops {
 			said := func(own netip.Prefix) bool { return own.Contains(hop) }
 			if p.Prefix.Contains(hop) && !slices.ContainsFunc(under, said) {
 				misfits = append(misfits, Misfit{Pool: p.Name, Prefix: p.Prefix, Hop: hop})
@@ -80,11 +81,7 @@ func (w World) misfits() error {
 }
 
 // Survey returns the world of a node on which nothing has been done yet.
-func Survey(ctx context.Context, c Config, d Datapath) (w World, err error) {
-	w.Config = c
-	if w.Uplinks, err = d.Uplinks(ctx, c.destinations()); err != nil {
-		return w, err
-	}
-	w.Connected, err = d.Connected(ctx)
-	return w, err
+func Survey(ctx context.Context, c Config, d Datapath) (World, error) {
+	f, err := look(ctx, c, d)
+	return World{Config: c, Uplinks: f.uplinks, Connected: f.connected}, err
 }

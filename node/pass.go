@@ -58,15 +58,11 @@ func (a *Agent) begin() []chan<- Pass {
 func (a *Agent) observe(ctx context.Context) (World, error) {
 	w := World{Config: *a.config.Load(), Attachments: a.o.Store.All()}
 	if a.facts == nil {
-		uplinks, err := a.o.Datapath.Uplinks(ctx, w.Config.destinations())
+		f, err := look(ctx, w.Config, a.o.Datapath)
 		if err != nil {
 			return w, err
 		}
-		connected, err := a.o.Datapath.Connected(ctx)
-		if err != nil {
-			return w, err
-		}
-		a.facts = &facts{uplinks, connected}
+		a.facts = &f
 	}
 	w.Uplinks, w.Connected = a.facts.uplinks, a.facts.connected
 	if a.o.Speaker != nil {
@@ -77,6 +73,15 @@ func (a *Agent) observe(ctx context.Context) (World, error) {
 		w.Learned = learned
 	}
 	return w, nil
+}
+
+// look finds out what planning needs to know of the node itself.
+func look(ctx context.Context, c Config, d Datapath) (f facts, err error) {
+	if f.uplinks, err = d.Uplinks(ctx, c.destinations()); err != nil {
+		return f, err
+	}
+	f.connected, err = d.Connected(ctx)
+	return f, err
 }
 
 func (a *Agent) apply(ctx context.Context, want Desired) (Failures[netip.Prefix], error) {

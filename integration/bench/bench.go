@@ -36,22 +36,20 @@ type bench struct {
 
 // measure takes turns.
 func (b *bench) measure(ctx context.Context) error {
-	for round := range b.plan.rounds {
-		for _, c := range b.candidates {
-			if round%c.share != 0 {
-				continue
-			}
-			if err := b.single(ctx, c); err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
-			}
-		}
+	if err := b.turns(b.plan.rounds, func(c *candidate) error { return b.single(ctx, c) }); err != nil {
+		return err
 	}
-	for round := range b.plan.bursts {
+	return b.turns(b.plan.bursts, func(c *candidate) error { return b.burst(ctx, c) })
+}
+
+// turns lets each candidate do its share of the rounds.
+func (b *bench) turns(rounds int, do func(*candidate) error) error {
+	for round := range rounds {
 		for _, c := range b.candidates {
 			if round%c.share != 0 {
 				continue
 			}
-			if err := b.burst(ctx, c); err != nil {
+			if err := do(c); err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
 		}
@@ -176,7 +174,7 @@ func ms(d []time.Duration, q float64) string {
 
 // look attaches many pods and tells what the node process needs for them.
 func (b *bench) look(ctx context.Context, out io.Writer) error {
-	before, err := b.memory()
+	before, err := b.node.Process().Resident()
 	if err != nil {
 		return err
 	}
@@ -203,27 +201,13 @@ func (b *bench) look(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	after, err := b.memory()
+	after, err := b.node.Process().Resident()
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nnode process: %d KiB resident without pods, %d KiB with %d (aim: 61440 at most); %.2f %% of a core over %v without calls (aim: 0.5 at most)\n",
 		before, after, b.plan.pods, 100*(now-used).Seconds()/idle.Seconds(), idle)
 	return nil
-}
-
-// memory returns the KiB that are resident.
-func (b *bench) memory() (int, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.Process().PID()))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.SplitSeq(string(status), "\n") {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			return strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(rest), " kB"))
-		}
-	}
-	return 0, fmt.Errorf("no VmRSS in %q", status)
 }
 
 // cpu returns the time that the process has computed (proc_pid_stat(5), utime and stime).

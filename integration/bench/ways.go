@@ -11,9 +11,6 @@ import (
 	"github.com/gaggle-cni/gaggle/integration/lab"
 )
 
-// reference is where the distribution installs the reference plugins.
-const reference = "/usr/lib/cni"
-
 // A way attaches and detaches containers, each of which is a namespace. Its methods may be called concurrently.
 type way interface {
 	add(ns lab.NS) error
@@ -39,7 +36,7 @@ func ptp(node lab.NS, dir string, subnets ...string) plugin {
 	for _, s := range subnets {
 		ranges = append(ranges, []map[string]string{{"subnet": s}})
 	}
-	return newPlugin(node, filepath.Join(reference, "ptp"), map[string]any{
+	return newPlugin(node, filepath.Join(lab.ReferencePlugins, "ptp"), map[string]any{
 		"cniVersion": "1.0.0", "name": fmt.Sprintf("ptp%d", len(subnets)), "type": "ptp",
 		"ipam": map[string]any{"type": "host-local", "dataDir": filepath.Join(dir, "host-local"), "ranges": ranges},
 	})
@@ -68,7 +65,7 @@ func (p plugin) call(command string, ns lab.NS) error {
 		cmd := exec.Command(p.path)
 		cmd.Env = []string{
 			"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + command, "CNI_CONTAINERID=" + ns.Name, "CNI_NETNS=" + ns.Path(),
-			"CNI_IFNAME=eth0", "CNI_PATH=" + reference,
+			"CNI_IFNAME=eth0", "CNI_PATH=" + lab.ReferencePlugins,
 			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=" + ns.Name,
 		}
 		cmd.Stdin = bytes.NewReader(p.config)

@@ -47,16 +47,13 @@ func routerConfig() node.Config {
 	}
 }
 
-// uptime is that of the demo: nothing of the router outlives it.
-func uptime() time.Duration { return time.Since(began) }
-
-var began = time.Now()
-
 // runRouter runs the router until the context ends.
 func runRouter(ctx context.Context, dir string) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	began := time.Now()
+	uptime := func() time.Duration { return time.Since(began) } // nothing of the router outlives it
 	db, err := store.Open(filepath.Join(dir, "state.db"), store.Options{BootID: "demo", Uptime: uptime})
 	if err != nil {
 		return err

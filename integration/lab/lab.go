@@ -25,6 +25,9 @@ type Options struct {
 	Bin    string // where gaggle and gaggle-cni are
 }
 
+// ReferencePlugins is where the distribution installs the reference CNI plugins.
+const ReferencePlugins = "/usr/lib/cni"
+
 // A Lab is one network.
 type Lab struct {
 	o Options

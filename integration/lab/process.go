@@ -48,6 +48,20 @@ func (l *Lab) Start(ns NS, name string, args ...string) (*Process, error) {
 // PID returns the process's id; nsenter has replaced itself by the program.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
+// Resident returns the KiB of memory that are resident (proc_pid_status(5), VmRSS).
+func (p *Process) Resident() (int, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	var kib int
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		return 0, fmt.Errorf("no VmRSS in %q: %w", status, err)
+	}
+	return kib, nil
+}
+
 // Kill ends the process and its children as a crash would, and waits.
 func (p *Process) Kill() {
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // it may have ended

@@ -30,6 +30,19 @@ func links(ctx context.Context, h *handle) ([]netlink.Link, error) {
 	return dump(ctx, "links", h.LinkList)
 }
 
+// linkNames maps the links' indices to their names.
+func linkNames(ctx context.Context, h *handle) (map[int]string, error) {
+	all, err := links(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(all))
+	for _, l := range all {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	return names, nil
+}
+
 // addresses lists those of a link; nil for all links.
 func addresses(ctx context.Context, h *handle, link netlink.Link) ([]netlink.Addr, error) {
 	return dump(ctx, "addresses", func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })

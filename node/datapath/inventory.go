@@ -57,7 +57,7 @@ func primaryFirst(a, b netip.Addr) int {
 func readLink(link *netlink.LinkAttrs) node.Attachment {
 	a := node.Attachment{HostIf: link.Name, MTU: link.MTU, Namespace: node.NetnsID(link.NetNsID), Committed: true}
 	copy(a.HostMAC[:], link.HardwareAddr)
-	a.ID, a.Pod.Key, _ = parseAlias(link.Alias)
+	a.ID, a.Pod.Key = parseAlias(link.Alias)
 	return a
 }
 
@@ -125,13 +125,13 @@ func alias(a node.Attachment) string {
 	return text[:min(len(text), maxAlias)]
 }
 
-// parseAlias reads an alias. One that was too long cannot be told from a whole one here.
-func parseAlias(text string) (id cni.ID, pod node.PodKey, ok bool) {
+// parseAlias reads an alias; what is none is read as the zero ID. One that was too long cannot be told from a whole one here.
+func parseAlias(text string) (id cni.ID, pod node.PodKey) {
 	idText, podText, _ := strings.Cut(text, " ")
 	parts := strings.Split(idText, "/")
 	if len(parts) != 3 || slices.Contains(parts, "") {
-		return cni.ID{}, node.PodKey{}, false
+		return cni.ID{}, node.PodKey{}
 	}
 	pod.Namespace, pod.Name, _ = strings.Cut(podText, "/")
-	return cni.ID{Network: parts[0], ContainerID: parts[1], IfName: parts[2]}, pod, true
+	return cni.ID{Network: parts[0], ContainerID: parts[1], IfName: parts[2]}, pod
 }

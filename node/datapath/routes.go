@@ -42,13 +42,9 @@ func (r *Routes) List(ctx context.Context) (map[netip.Prefix]node.Route, error) 
 		return nil, err
 	}
 	defer giveBack()
-	all, err := links(ctx, h)
+	names, err := linkNames(ctx, h)
 	if err != nil {
 		return nil, err
-	}
-	names := make(map[int]string, len(all))
-	for _, l := range all {
-		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	out := make(map[netip.Prefix]node.Route)
 	for _, family := range []int{netlink.FAMILY_V6, netlink.FAMILY_V4} {

@@ -161,17 +161,13 @@ func (d *Datapath) LinkNames(ctx context.Context) (map[netip.Addr]string, error)
 		return nil, err
 	}
 	defer giveBack()
-	all, err := links(ctx, h)
+	names, err := linkNames(ctx, h)
 	if err != nil {
 		return nil, err
 	}
 	addrs, err := addresses(ctx, h, nil)
 	if err != nil {
 		return nil, err
-	}
-	names := make(map[int]string, len(all))
-	for _, l := range all {
-		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	out := make(map[netip.Addr]string)
 	for _, a := range addrs {
