@@ -53,26 +53,30 @@ func Usable(pool netip.Prefix, a netip.Addr) bool {
 	return pool.Contains(a) && a != pool.Masked().Addr() && (a.Is6() || a != last(pool))
 }
 
-// Pick chooses a free address of the pool. The same seed gives the same address as long as that is free, and without the
-// seed it cannot be guessed (in the spirit of RFC 7217). The cost does not depend on the pool's size.
-func Pick(pool netip.Prefix, seed [32]byte, taken func(netip.Addr) bool) (netip.Addr, error) {
+// Pick chooses a free address of a part of the pool, which may be the whole. The same seed gives the same address as long as
+// that is free, and without the seed it cannot be guessed (in the spirit of RFC 7217). The cost does not depend on the
+// pool's size.
+func Pick(pool, part netip.Prefix, seed [32]byte, taken func(netip.Addr) bool) (netip.Addr, error) {
+	if part.Bits() < pool.Bits() || !pool.Contains(part.Addr()) {
+		return netip.Addr{}, fmt.Errorf("%s is no part of pool %s", part, pool)
+	}
 	src := rand.NewChaCha8(seed)
 	var a netip.Addr
 	for range probes {
-		a = randomHost(pool, src)
+		a = randomHost(part, src)
 		if Usable(pool, a) && !taken(a) {
 			return a, nil
 		}
 	}
 	for range maxWalk {
-		if a = a.Next(); !pool.Contains(a) {
-			a = pool.Masked().Addr()
+		if a = a.Next(); !part.Contains(a) {
+			a = part.Masked().Addr()
 		}
 		if Usable(pool, a) && !taken(a) {
 			return a, nil
 		}
 	}
-	return netip.Addr{}, fmt.Errorf("pool %s: %w", pool, ErrExhausted)
+	return netip.Addr{}, fmt.Errorf("pool %s: %w", part, ErrExhausted)
 }
 
 // randomHost fills the bits beyond the prefix's length.

@@ -27,7 +27,7 @@ func TestPickFillsThePoolAndNeverGivesOutReservedAddresses(t *testing.T) {
 			used := make(map[netip.Addr]bool)
 			taken := func(a netip.Addr) bool { return used[a] }
 			for i := range want {
-				a, err := Pick(pool, seed(i), taken)
+				a, err := Pick(pool, pool, seed(i), taken)
 				if err != nil {
 					t.Fatalf("Pick() number %d of %d: %v", i, want, err)
 				}
@@ -36,7 +36,7 @@ func TestPickFillsThePoolAndNeverGivesOutReservedAddresses(t *testing.T) {
 				}
 				used[a] = true
 			}
-			if a, err := Pick(pool, seed(-1), taken); !errors.Is(err, ErrExhausted) {
+			if a, err := Pick(pool, pool, seed(-1), taken); !errors.Is(err, ErrExhausted) {
 				t.Errorf("Pick() of a full pool = %v, %v, want ErrExhausted", a, err)
 			}
 		})
@@ -69,8 +69,8 @@ func TestPickIsStableForASeedAndSpreadsOverSeeds(t *testing.T) {
 	free := func(netip.Addr) bool { return false }
 	seen := make(map[netip.Addr]bool)
 	for i := range 1000 {
-		a, _ := Pick(pool, seed(i), free)
-		b, _ := Pick(pool, seed(i), free)
+		a, _ := Pick(pool, pool, seed(i), free)
+		b, _ := Pick(pool, pool, seed(i), free)
 		if a != b {
 			t.Fatalf("Pick() = %v, then %v with the same seed", a, b)
 		}
@@ -124,7 +124,7 @@ func TestPickProperty(t *testing.T) {
 				order = append(order[:j], order[j+1:]...)
 				continue
 			}
-			a, err := Pick(pool, seed(i), func(a netip.Addr) bool { return used[a] })
+			a, err := Pick(pool, pool, seed(i), func(a netip.Addr) bool { return used[a] })
 			if err != nil {
 				if free := 1<<(32-pool.Bits()) - 2 - len(used); free > 0 {
 					t.Fatalf("Pick() in %v with %d free: %v", pool, free, err)
@@ -150,12 +150,12 @@ func BenchmarkPick(b *testing.B) {
 			used := make(map[netip.Addr]bool)
 			taken := func(a netip.Addr) bool { return used[a] }
 			for i := 0; float64(len(used)) < fill*float64(int(1)<<(32-min(pool.Bits(), 32))); i++ {
-				a, _ := Pick(pool, seed(i), taken)
+				a, _ := Pick(pool, pool, seed(i), taken)
 				used[a] = true
 			}
 			b.Run(fmt.Sprintf("%s/full=%.0f%%", text, fill*100), func(b *testing.B) {
 				for i := 0; b.Loop(); i++ {
-					_, _ = Pick(pool, seed(i), taken)
+					_, _ = Pick(pool, pool, seed(i), taken)
 				}
 			})
 		}
