@@ -108,7 +108,7 @@ func (a *Agent) wire(ctx context.Context, netns *os.File, att Attachment) error 
 // failure returns what keeps an attachment from being reached on this node.
 func (p Pass) failure(att Attachment) error {
 	var errs []error
-	for _, addr := range att.Addrs {
+	for _, addr := range att.Own() {
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		if _, planned := p.Desired.Routes[host]; !planned {
 			errs = append(errs, errors.Join(fmt.Errorf("%s is not planned", host), p.Err))
@@ -167,10 +167,29 @@ func (a *Agent) remove(ctx context.Context, att Attachment) error {
 
 // finish removes what is left of an attachment that no pass plans.
 func (a *Agent) finish(ctx context.Context, att Attachment) error {
-	if err := a.o.Datapath.Detach(ctx, att); err != nil {
+	if err := a.o.Datapath.Detach(ctx, a.withoutShared(att)); err != nil {
 		return err
 	}
 	return a.o.Store.Release(att.ID, a.config.Load().CoolDown)
+}
+
+// withoutShared leaves out what another attachment has too: anycast addresses, and static ones that a newer sandbox of the
+// pod has taken over. Their connections are not to be forgotten.
+func (a *Agent) withoutShared(att Attachment) Attachment {
+	shared := make(map[netip.Addr]bool)
+	for _, other := range a.o.Store.All() {
+		if other.ID == att.ID {
+			continue
+		}
+		for _, addr := range other.Bound() {
+			shared[addr] = true
+		}
+	}
+	only := func(addrs []netip.Addr) []netip.Addr {
+		return slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return shared[addr] })
+	}
+	att.Addrs, att.Extra, att.Anycast = only(att.Addrs), only(att.Extra), only(att.Anycast)
+	return att
 }
 
 func (a *Agent) find(id cni.ID) (Attachment, bool) {
@@ -221,6 +240,8 @@ func (a *Agent) cniError(pod Pod, id cni.ID, err error) error {
 		code, details = wire.CodeTryAgainLater, "try again"
 	case errors.Is(err, ErrAnnotation):
 		code, details = wire.CodeAnnotation, "correct the pod's annotations"
+	case errors.Is(err, ErrNotGranted):
+		code, details = wire.CodeForbidden, "an operator grants addresses to a namespace under spec.grants of the NodeConfig"
 	case errors.Is(err, ErrNoFamily):
 		code, details = wire.CodeNoFamily, "see spec.pools and spec.defaults.families of the NodeConfig, and the pod's annotations"
 	case errors.Is(err, ipam.ErrExhausted):

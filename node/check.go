@@ -93,7 +93,7 @@ func (a *Agent) checkOutside(ctx context.Context, att Attachment) (diffs []error
 			return nil, fmt.Errorf("list announcements: %w", err)
 		}
 	}
-	for _, addr := range att.Addrs {
+	for _, addr := range att.Bound() {
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		switch have, ok := routes[host]; {
 		case !ok:

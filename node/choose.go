@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 	"github.com/gaggle-cni/gaggle/cni"
@@ -36,46 +37,70 @@ func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error
 		att.MTU = defaultMTU
 	}
 	var err error
-	att.Addrs, att.Pools, err = a.addresses(c, req, pod, taken)
+	if att.NoDefault { // what a pod claims is for the interface that its traffic leaves by
+		pod.Intent.Addresses, pod.Intent.Anycast = "", ""
+	}
+	own := last.ownAddrs()
+	given := taken.Addr
+	taken.Addr = func(addr netip.Addr) bool { return own[addr] || given(addr) }
+	err = a.addresses(&att, c, req, pod, taken)
 	return att, err
 }
 
 // addresses chooses one of each family, or none at all.
-func (a *Agent) addresses(c Config, req cni.Request, pod Pod, taken Taken) (addrs []netip.Addr, pools []string, err error) {
+func (a *Agent) addresses(att *Attachment, c Config, req cni.Request, pod Pod, taken Taken) error {
 	ns := pod.Key.Namespace
-	families := pod.Intent.Families(c.Families & c.poolFamilies(ns))
+	claimed, err := a.claims(c, pod)
+	if err != nil {
+		return err
+	}
+	there := c.poolFamilies(ns) | claimed.families()
+	families := pod.Intent.Families(c.Families & there)
 	if families == 0 {
-		return nil, nil, fmt.Errorf("%w: configured are %q, pools are there for %q", ErrNoFamily,
-			pod.Intent.Families(c.Families), c.poolFamilies(ns))
+		return fmt.Errorf("%w: configured are %q, pools are there for %q", ErrNoFamily, pod.Intent.Families(c.Families), there)
+	}
+	for _, addr := range slices.Concat(claimed.addresses, claimed.anycast) {
+		if family := bgp.FamilyOf(addr); !families.Has(family) {
+			return fmt.Errorf("%w: it claims %s, but %s is off for this pod", ErrAnnotation, addr, family)
+		}
 	}
 	wanted := make(map[bgp.Families]netip.Addr)
 	for _, addr := range req.Conf.IPs {
 		family := bgp.FamilyOf(addr)
 		if !families.Has(family) {
-			return nil, nil, fmt.Errorf("%w: %s: %s is off for this pod, or there is no pool of it", ErrAddress, addr, family)
+			return fmt.Errorf("%w: %s: %s is off for this pod, or there is no pool of it", ErrAddress, addr, family)
 		}
 		wanted[family] = addr
 	}
-	own := a.Last().World.ownAddrs()
-	given := taken.Addr
-	taken.Addr = func(addr netip.Addr) bool { return own[addr] || given(addr) }
 	for _, family := range []bgp.Families{bgp.IPv6, bgp.IPv4} {
 		if !families.Has(family) {
 			continue
 		}
 		var pool string
 		addr, asked := wanted[family]
-		if asked {
+		static, isStatic := claimed.primary(family)
+		switch {
+		case isStatic && asked && addr != static:
+			return fmt.Errorf("%w: the runtime asks for %s, and annotation %s for %s", ErrAddress, addr, AnnotationAddresses, static)
+		case isStatic:
+			addr = static
+		case asked:
 			pool, err = claim(c.poolsFor(family, ns), addr, taken.Addr)
-		} else {
-			addr, pool, err = a.pick(c.poolsFor(family, ns), req.ID, taken)
+		default:
+			addr, pool, err = a.pick(att, c, c.poolsFor(family, ns), pod, taken)
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("choose an %s address: %w", family, err)
+			return fmt.Errorf("choose an %s address: %w", family, err)
 		}
-		addrs, pools = append(addrs, addr), append(pools, pool)
+		att.Addrs, att.Pools = append(att.Addrs, addr), append(att.Pools, pool)
 	}
-	return addrs, pools, nil
+	for _, addr := range claimed.addresses {
+		if !slices.Contains(att.Addrs, addr) {
+			att.Extra = append(att.Extra, addr)
+		}
+	}
+	att.Anycast = claimed.anycast
+	return nil
 }
 
 // firstInterface is what every runtime calls a container's first one, the one that its traffic leaves by.
@@ -91,7 +116,7 @@ func noDefault(req cni.Request) bool {
 // claim returns the pool of an address that the runtime asks for. Another address is never given instead.
 func claim(pools []Pool, addr netip.Addr, taken func(netip.Addr) bool) (pool string, err error) {
 	for _, p := range pools {
-		if !ipam.Usable(p.Prefix, addr) {
+		if !p.Usable(addr) {
 			continue
 		}
 		if taken(addr) {
@@ -103,7 +128,7 @@ func claim(pools []Pool, addr netip.Addr, taken func(netip.Addr) bool) (pool str
 }
 
 // pick takes an address from the first pool that has one. Those that rest are the last resort.
-func (a *Agent) pick(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, error) {
+func (a *Agent) pick(att *Attachment, c Config, pools []Pool, pod Pod, taken Taken) (netip.Addr, string, error) {
 	if len(pools) == 0 {
 		return netip.Addr{}, "", fmt.Errorf("%w: no pool of that family is for this namespace", ErrNoFamily)
 	}
@@ -113,7 +138,7 @@ func (a *Agent) pick(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, 
 	}
 	var errs []error
 	for _, group := range [][]Pool{pools[:own], pools[own:]} {
-		addr, pool, err := a.pickOf(group, id, taken)
+		addr, pool, err := a.pickOf(att, c, group, pod, taken)
 		if err == nil && addr.IsValid() {
 			return addr, pool, nil
 		}
@@ -123,22 +148,76 @@ func (a *Agent) pick(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, 
 }
 
 // pickOf takes an address from pools of one rank; an invalid one if there are no pools.
-func (a *Agent) pickOf(pools []Pool, id cni.ID, taken Taken) (netip.Addr, string, error) {
-	unfit := func(addr netip.Addr) bool { return taken.Addr(addr) || taken.Resting(addr) }
+func (a *Agent) pickOf(att *Attachment, c Config, pools []Pool, pod Pod, taken Taken) (netip.Addr, string, error) {
 	var errs []error
+	var parts []Pool // what of the pools the pod's address may come from
 	for _, p := range pools {
-		addr, err := ipam.Pick(p.Prefix, [32]byte(a.derive(id, "address", p.Prefix.String())), unfit)
+		part, ok := pod.Intent.part(p.Prefix)
+		if !ok {
+			errs = append(errs, fmt.Errorf("%w: %s does not contain %s, which the pod's annotation asks for", ErrAddress, p.Name, part))
+			continue
+		}
+		unfit := func(addr netip.Addr) bool { return !p.Usable(addr) || taken.Addr(addr) || taken.Resting(addr) }
+		within, algo := a.composed(c, pod, att.ID, part)
+		parts = append(parts, Pool{Name: p.Name, Prefix: within, Reserved: p.Reserved})
+		addr, err := ipam.Pick(p.Prefix, within, [32]byte(a.derive(att.ID, "address", within.String())), unfit)
 		if err == nil {
+			if addr.Is6() {
+				att.IPAlgo = algo
+			}
 			return addr, p.Name, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
 	}
 	for _, addr := range taken.Rested() {
-		if name, err := claim(pools, addr, taken.Addr); err == nil {
+		if name, err := claim(parts, addr, taken.Addr); err == nil {
 			return addr, name, nil
 		}
 	}
 	return netip.Addr{}, "", errors.Join(errs...)
+}
+
+// composed returns the part of a prefix that the pod's identity leads to, and the algorithm. One that does not serve falls
+// through to the next level: the pod's, the node's, random.
+func (a *Agent) composed(c Config, pod Pod, id cni.ID, part netip.Prefix) (within netip.Prefix, algo string) {
+	if part.Addr().Is4() {
+		return part, ""
+	}
+	warn := func(whose string, err error) {
+		a.o.Log.Warn("addresses are not composed as asked for", "pod", pod.Key, "container", id.ContainerID, "of", whose, "err", err)
+	}
+	levels := []struct {
+		whose string
+		algo  ipam.Algo
+	}{{"the NodeConfig", c.IPAlgo}}
+	if text := pod.Intent.IPAlgo; text != "" {
+		own, err := ipam.ParseAlgo(text)
+		if err != nil {
+			warn("the pod", err)
+		}
+		levels = slices.Insert(levels, 0, struct {
+			whose string
+			algo  ipam.Algo
+		}{"the pod", own})
+	}
+	for _, l := range levels {
+		if len(l.algo) == 0 {
+			continue
+		}
+		within, err := l.algo.Prefix(part, identity(c, pod))
+		if err == nil {
+			return within, l.algo.String()
+		}
+		warn(l.whose, err)
+	}
+	return part, ""
+}
+
+// identity is what the fields of an address are made from.
+func identity(c Config, pod Pod) ipam.Identity {
+	return ipam.Identity{
+		Namespace: pod.Key.Namespace, App: ipam.AppNameOf(pod.Key.Name), Pod: pod.Key.Name, Node: c.Node,
+	}
 }
 
 // ownAddrs are the addresses a pod must never get although they may lie in a pool: the node's on whatever link, its peers'

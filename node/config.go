@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/ipam"
 )
 
 // A Config is what is configured for this node, parsed and with every default filled in. It is immutable: a change is a
@@ -16,6 +17,8 @@ type Config struct {
 	Families bgp.Families
 	MTU      int           // 0: that of the uplink
 	CoolDown time.Duration // how long an address rests before another pod gets it
+	IPAlgo   ipam.Algo     // of pods that do not say; empty for random addresses
+	Grants   []Grant       // what annotations may claim
 	// NodeIPs override the node's own addresses, which are otherwise those of its uplink.
 	NodeIPs bgp.NextHops
 	BGP     *BGP // nil: no BGP
@@ -29,6 +32,13 @@ type Pool struct {
 	Hosts bool
 	// Namespaces restricts the pool to pods of these; empty for all.
 	Namespaces []string
+	// Reserved are parts that no pod gets an address from.
+	Reserved []netip.Prefix
+}
+
+// Usable reports whether a pod may have the address.
+func (p Pool) Usable(a netip.Addr) bool {
+	return ipam.Usable(p.Prefix, a) && !slices.ContainsFunc(p.Reserved, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
 // Family returns the family of the pool's addresses.

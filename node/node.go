@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,15 +45,22 @@ type Pod struct {
 //
 // A pending attachment holds its addresses but is never planned. Whatever is pending at start is undone.
 type Attachment struct {
-	ID        cni.ID       `json:"id"`
-	Pod       Pod          `json:"pod,omitzero"`
-	HostIf    string       `json:"hostIf"`
-	HostMAC   MAC          `json:"hostMAC"`
-	MAC       MAC          `json:"mac"`
-	MTU       int          `json:"mtu"`
-	Addrs     []netip.Addr `json:"addrs"` // the primary address of each family, IPv6 first
-	Pools     []string     `json:"pools"` // the pool of each address
-	NetnsPath string       `json:"netnsPath,omitempty"`
+	ID      cni.ID       `json:"id"`
+	Pod     Pod          `json:"pod,omitzero"`
+	HostIf  string       `json:"hostIf"`
+	HostMAC MAC          `json:"hostMAC"`
+	MAC     MAC          `json:"mac"`
+	MTU     int          `json:"mtu"`
+	Addrs   []netip.Addr `json:"addrs"` // the primary address of each family, IPv6 first
+	Pools   []string     `json:"pools"` // the pool of each address; empty for a static one
+	// Extra are further static addresses, and Anycast those that are shared with other pods. Neither is ever chosen as a
+	// source.
+	Extra   []netip.Addr `json:"extra,omitempty"`
+	Anycast []netip.Addr `json:"anycast,omitempty"`
+	// IPAlgo is what the IPv6 address was composed by; empty for a random one.
+	IPAlgo string `json:"ipAlgo,omitempty"`
+
+	NetnsPath string `json:"netnsPath,omitempty"`
 	// NoDefault leaves the container's default routes to another interface.
 	NoDefault bool `json:"noDefault,omitempty"`
 	// Namespace is the container's network namespace, once it is wired.
@@ -60,6 +68,12 @@ type Attachment struct {
 	Created   time.Time `json:"created"`
 	Committed bool      `json:"committed"`
 }
+
+// Own returns the addresses that no other pod has: the primary and the further static ones.
+func (a Attachment) Own() []netip.Addr { return slices.Concat(a.Addrs, a.Extra) }
+
+// Bound returns every address of the container's interface.
+func (a Attachment) Bound() []netip.Addr { return slices.Concat(a.Addrs, a.Extra, a.Anycast) }
 
 // A NetnsID is the kernel's number of a network namespace, as the node's own namespace knows it (ip netns list-id). The
 // kernel gives the number up when the namespace ends, and may give it to another then.
@@ -101,6 +115,7 @@ type RouteKind string
 // The kinds of routes.
 const (
 	RouteHost      RouteKind = "host"      // to a pod, over its veth
+	RouteAnycast   RouteKind = "anycast"   // to pods that share an address, each by its own address
 	RouteAggregate RouteKind = "aggregate" // unreachable; what no pod has must not leave the node
 	RouteLearned   RouteKind = "learned"   // from a BGP peer
 )
@@ -111,6 +126,35 @@ type Route struct {
 	Link   string     // output interface of a host route
 	Source netip.Addr // preferred source; invalid for the kernel's choice
 	Hops   bgp.Hops   // next hops of a learned route
+	Vias   Vias       // the pods of an anycast route
+}
+
+// A Via is a pod's way: its own address, and the link that leads to it.
+type Via struct {
+	Addr netip.Addr
+	Link string
+}
+
+// Vias are ways as canonical text, sorted, without repeats: "10.1.0.5%ggl0123456789ab".
+type Vias string
+
+// MakeVias returns the set.
+func MakeVias(vias []Via) Vias {
+	texts := make([]string, 0, len(vias))
+	for _, v := range vias {
+		texts = append(texts, v.Addr.String()+"%"+v.Link)
+	}
+	slices.Sort(texts)
+	return Vias(strings.Join(slices.Compact(texts), " "))
+}
+
+// Values returns the ways in order.
+func (v Vias) Values() (vias []Via) {
+	for text := range strings.FieldsSeq(string(v)) {
+		addr, link, _ := strings.Cut(text, "%")
+		vias = append(vias, Via{netip.MustParseAddr(addr), link})
+	}
+	return vias
 }
 
 // A LinkName is the name of a link of the node.

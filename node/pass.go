@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 )
 
 // pass observes, plans, and makes it so. The order is the graceful behaviour: a route is there before the announcement
@@ -28,7 +29,7 @@ func (a *Agent) pass(ctx context.Context) Pass {
 	}
 	p.Ended = a.o.Now()
 	p.Took = p.Ended.Sub(start)
-	a.complain(ctx, errors.Join(p.Err, w.misfits()))
+	a.complain(ctx, errors.Join(slices.Concat([]error{p.Err, w.misfits()}, p.Desired.Refused)...))
 	a.last.Store(&p)
 	for _, waiter := range waiters {
 		waiter <- p

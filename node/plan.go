@@ -1,11 +1,13 @@
 package node
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/cni"
 )
 
 // A World is all that a plan depends on.
@@ -27,6 +29,7 @@ type Desired struct {
 	Learned  map[netip.Prefix]Route
 	Announce map[netip.Prefix]bgp.Announcement
 	Peers    map[bgp.PeerID]bgp.Peer
+	Refused  []error // claims that have lost their grant
 }
 
 // Plan says what must hold outside, given the world. It is a pure function: an ADD, a repair and a restart call it with
@@ -40,11 +43,13 @@ func Plan(w World) Desired {
 		Peers:    make(map[bgp.PeerID]bgp.Peer),
 	}
 	self := w.self()
+	newest := w.holders()
 	for _, a := range w.Attachments {
 		if a.Committed {
-			d.planAttachment(a, w.Config, self)
+			d.planAttachment(a, w.Config, self, newest)
 		}
 	}
+	d.planAnycast(w, self)
 	for _, p := range w.Config.Pools {
 		d.Routes[p.Prefix] = Route{Kind: RouteAggregate}
 		if !p.Hosts {
@@ -56,14 +61,72 @@ func Plan(w World) Desired {
 	return d
 }
 
-func (d Desired) planAttachment(a Attachment, c Config, self bgp.NextHops) {
+// holders tells which attachment has each address. A static one is the newest sandbox's of its pod.
+func (w World) holders() map[netip.Addr]cni.ID {
+	newest := make(map[netip.Addr]Attachment)
+	for _, a := range w.Attachments {
+		if !a.Committed {
+			continue
+		}
+		for _, addr := range a.Own() {
+			if other, ok := newest[addr]; !ok || other.Created.Before(a.Created) {
+				newest[addr] = a
+			}
+		}
+	}
+	ids := make(map[netip.Addr]cni.ID, len(newest))
+	for addr, a := range newest {
+		ids[addr] = a.ID
+	}
+	return ids
+}
+
+func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newest map[netip.Addr]cni.ID) {
 	d.Ends[LinkName(a.HostIf)] = a.End()
-	for _, addr := range a.Addrs {
+	static := a.Pod.Intent.Addresses.Values()
+	for _, addr := range a.Own() {
+		if newest[addr] != a.ID {
+			continue
+		}
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		d.Routes[host] = Route{Kind: RouteHost, Link: a.HostIf, Source: ownAddr(self, addr)}
-		if !c.covered(addr) {
-			d.announce(c, host, bgp.KindPod)
+		kind := bgp.KindPod
+		if slices.Contains(static, addr) {
+			kind = bgp.KindAddresses
+			if err := c.granted(a.Pod.Key.Namespace, UseAddresses, addr); err != nil {
+				d.Refused = append(d.Refused, fmt.Errorf("pod %s: %w", a.Pod.Key, err))
+				continue
+			}
 		}
+		if !c.covered(addr) {
+			d.announce(c, host, kind)
+		}
+	}
+}
+
+// planAnycast shares each address among the pods that have it. The kernel reaches each by the pod's own address, which it
+// resolves as ever.
+func (d *Desired) planAnycast(w World, self bgp.NextHops) {
+	shared := make(map[netip.Addr][]Via)
+	for _, a := range w.Attachments {
+		if !a.Committed {
+			continue
+		}
+		for _, addr := range a.Anycast {
+			if err := w.Config.granted(a.Pod.Key.Namespace, UseAnycast, addr); err != nil {
+				d.Refused = append(d.Refused, fmt.Errorf("pod %s: %w", a.Pod.Key, err))
+				continue
+			}
+			i := slices.IndexFunc(a.Addrs, func(own netip.Addr) bool { return own.Is4() == addr.Is4() })
+			if i >= 0 { // it was chosen so, and what is read off the kernel may lack it
+				shared[addr] = append(shared[addr], Via{a.Addrs[i], a.HostIf})
+			}
+		}
+	}
+	for addr, vias := range shared {
+		host := netip.PrefixFrom(addr, addr.BitLen())
+		d.Routes[host] = Route{Kind: RouteAnycast, Vias: MakeVias(vias), Source: ownAddr(self, addr)}
+		d.announce(w.Config, host, bgp.KindAnycast)
 	}
 }
 
@@ -106,7 +169,7 @@ func (d Desired) planPeers(w World) {
 
 func (d Desired) planLearned(w World, self bgp.NextHops) {
 	for _, l := range w.Learned {
-		if w.reserved(l.Prefix) {
+		if _, own := d.Routes[l.Prefix]; own || w.reserved(l.Prefix) {
 			continue
 		}
 		d.Learned[l.Prefix] = Route{Kind: RouteLearned, Source: ownAddr(self, l.Prefix.Addr()), Hops: l.NextHops}

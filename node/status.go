@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -27,6 +28,7 @@ type Status struct {
 	Peers         []PeerStatus         `json:"peers"`
 	Routes        []RouteStatus        `json:"routes"`
 	Misfits       []string             `json:"misfits"` // of the configuration and this node
+	Refused       []string             `json:"refused"` // claims of pods that have lost their grant
 }
 
 // PassStatus tells whether the network is as it must be.
@@ -61,8 +63,11 @@ type PodStatus struct {
 	HostIf      string       `json:"hostIf"`
 	MAC         MAC          `json:"mac"`
 	MTU         int          `json:"mtu"`
-	Addresses   []netip.Addr `json:"addresses"`
-	State       string       `json:"state"` // committed or pending
+	Addresses   []netip.Addr `json:"addresses"`         // the primary one of each family
+	Extra       []netip.Addr `json:"extra,omitempty"`   // further static ones
+	Anycast     []netip.Addr `json:"anycast,omitempty"` // shared with other pods
+	IPAlgo      string       `json:"ipAlgo,omitempty"`  // what the IPv6 address is composed by
+	State       string       `json:"state"`             // committed or pending
 	Created     time.Time    `json:"created"`
 }
 
@@ -108,6 +113,7 @@ func (a *Agent) Status(ctx context.Context) (Status, error) {
 		Routes:        routeStatus(p),
 		Peers:         []PeerStatus{},
 		Misfits:       lines(p.World.misfits()),
+		Refused:       lines(errors.Join(p.Desired.Refused...)),
 	}
 	if a.o.Speaker == nil {
 		return s, nil
@@ -156,7 +162,7 @@ func (a *AnnouncementStatus) count(peers map[bgp.PeerID]bgp.Peer, states map[bgp
 
 // Problems are everything that is not as it must be; none when all is well.
 func (s Status) Problems() []string {
-	problems := slices.Concat(s.Pass.Errors, s.sessionProblems(), s.Misfits)
+	problems := slices.Concat(s.Pass.Errors, s.sessionProblems(), s.Misfits, s.Refused)
 	if s.Pass.Time.IsZero() {
 		problems = append(problems, "the node process is not through with its start")
 	}
@@ -187,7 +193,7 @@ func podStatus(all []Attachment) []PodStatus {
 		pods = append(pods, PodStatus{
 			Namespace: a.Pod.Key.Namespace, Name: a.Pod.Key.Name, UID: a.Pod.UID,
 			Network: a.ID.Network, ContainerID: a.ID.ContainerID, IfName: a.ID.IfName,
-			HostIf: a.HostIf, MAC: a.MAC, MTU: a.MTU, Addresses: a.Addrs, State: state, Created: a.Created,
+			HostIf: a.HostIf, MAC: a.MAC, MTU: a.MTU, Addresses: a.Addrs, Extra: a.Extra, Anycast: a.Anycast, IPAlgo: a.IPAlgo, State: state, Created: a.Created,
 		})
 	}
 	slices.SortStableFunc(pods, func(a, b PodStatus) int {
@@ -204,7 +210,7 @@ func poolStatus(c Config, all []Attachment) []PoolStatus {
 			st.Announced = "Hosts"
 		}
 		for _, a := range all {
-			for _, addr := range a.Addrs {
+			for _, addr := range a.Own() {
 				if p.Prefix.Contains(addr) {
 					st.Used++
 				}
@@ -236,7 +242,7 @@ func routeStatus(p Pass) []RouteStatus {
 	out := make([]RouteStatus, 0, len(p.Desired.Routes)+len(p.Desired.Learned))
 	for _, prefix := range sortedKeys(p.Desired.Routes) {
 		r := p.Desired.Routes[prefix]
-		st := RouteStatus{Prefix: prefix, Kind: r.Kind, Link: r.Link, Source: text(r.Source)}
+		st := RouteStatus{Prefix: prefix, Kind: r.Kind, Link: r.Link, Source: text(r.Source), NextHop: strings.Fields(string(r.Vias))}
 		if err, failed := p.Routes[prefix]; failed {
 			st.Error = err.Error()
 		}

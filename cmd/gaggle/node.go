@@ -284,9 +284,12 @@ func (p *process) startSpeaker(ctx context.Context) error {
 	for _, pool := range p.config.Pools {
 		own = append(own, pool.Prefix)
 	}
+	for _, g := range p.config.Grants {
+		own = append(own, g.Prefixes...)
+	}
 	// A pool may have gone from the configuration while its pods live on; new ones come from the pools above.
 	for _, att := range p.db.All() {
-		for _, addr := range att.Addrs {
+		for _, addr := range att.Bound() {
 			own = append(own, netip.PrefixFrom(addr, addr.BitLen()))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -142,8 +143,8 @@ func runPods(ctx context.Context, c *cmdline) error {
 		text: func(w *tabwriter.Writer, s node.Status) {
 			fmt.Fprintln(w, "NAMESPACE\tPOD\tINTERFACE\tADDRESSES\tHOST INTERFACE\tSTATE\tAGE")
 			for _, p := range s.Pods {
-				addrs := make([]string, 0, len(p.Addresses))
-				for _, a := range p.Addresses {
+				var addrs []string
+				for _, a := range slices.Concat(p.Addresses, p.Extra, p.Anycast) {
 					addrs = append(addrs, a.String())
 				}
 				name := p.Name

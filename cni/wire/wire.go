@@ -92,6 +92,7 @@ const (
 	CodeCheck           uint = 107 // CHECK: something is not as ADD made it
 	CodeDeleteQueue     uint = 108 // a DEL cannot be kept for the node process that is away
 	CodeAddress         uint = 109 // an address that was asked for cannot be had
+	CodeForbidden       uint = 110 // an address that is claimed was not granted
 )
 
 // WriteRequest sends the request, and the namespace's descriptor with its first bytes when there is one.

@@ -23,11 +23,27 @@ func podAddrs(a node.Attachment) []netip.Prefix {
 	if hasIPv6(a) {
 		out = append(out, netip.PrefixFrom(eui64(a.MAC), linkLocalBits))
 	}
-	for _, addr := range a.Addrs {
-		out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
-	}
-	return out
+	return append(out, hostPrefixes(a.Addrs)...)
 }
+
+// addSecondary adds addresses that are never chosen as a source: deprecated ones in IPv6 (RFC 6724 section 5, rule 3), in IPv4
+// of a scope that reaches no further than the host.
+func addSecondary(h *handle, link netlink.Link, addrs []netip.Addr) error {
+	for _, p := range hostPrefixes(addrs) {
+		addr := &netlink.Addr{IPNet: ipNet(p), Scope: int(netlink.SCOPE_HOST)}
+		if p.Addr().Is6() {
+			addr.Scope, addr.Flags = 0, unix.IFA_F_NODAD
+			addr.ValidLft, addr.PreferedLft = forever, 0
+		}
+		if err := h.AddrAdd(link, addr); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add address %s to %s: %w", p, link.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// forever is the lifetime of an address that does not end (INFINITY_LIFE_TIME, linux/if_addr.h).
+const forever = 1<<32 - 1
 
 // The addresses of a host's end.
 var (

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -163,7 +164,7 @@ func (d *Datapath) wireHost(host *handle, a node.Attachment) error {
 	if err := d.setEnd(host, link, a.End()); err != nil {
 		return err
 	}
-	for _, addr := range a.Addrs {
+	for _, addr := range a.Own() {
 		// Stale, not permanent: it is used at once, and heals when a chained plugin changes the pod's MAC.
 		if err := setNeighbour(host, link, addr, a.MAC, netlink.NUD_STALE); err != nil {
 			return err
@@ -179,6 +180,9 @@ func wirePod(pod *handle, a node.Attachment) error {
 		return fmt.Errorf("find %s in the container: %w", a.ID.IfName, err)
 	}
 	if err := addAddrs(pod, link, podAddrs(a)); err != nil {
+		return err
+	}
+	if err := addSecondary(pod, link, slices.Concat(a.Extra, a.Anycast)); err != nil {
 		return err
 	}
 	if err := pod.LinkSetUp(link); err != nil {
@@ -231,7 +235,7 @@ func addDefaultRoute(pod *handle, link netlink.Link, gateway netip.Addr) error {
 func waitLocal(ctx context.Context, pod *handle, a node.Attachment) error {
 	ctx, cancel := context.WithTimeout(ctx, localLimit)
 	defer cancel()
-	for _, addr := range a.Addrs {
+	for _, addr := range a.Bound() {
 		for addr.Is6() {
 			routes, err := pod.RouteGet(addr.AsSlice())
 			if err != nil {
@@ -263,7 +267,7 @@ func (d *Datapath) Detach(ctx context.Context, a node.Attachment) error {
 	if a.Namespace == node.NoNetns {
 		return nil // it was never wired, and nobody has spoken with it
 	}
-	if err := d.purge(ctx, a.Addrs); err != nil {
+	if err := d.purge(ctx, a.Bound()); err != nil {
 		// A pod must be able to go on a kernel that tracks and does not let us look. The addresses rest, and meanwhile most of
 		// what is remembered runs out.
 		d.o.Log.WarnContext(ctx, "connections with addresses that are free again are remembered", "addr", a.Addrs, "err", err)

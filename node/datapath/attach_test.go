@@ -303,3 +303,48 @@ func (w *world) bindable(ns *os.File, addr netip.Addr) {
 		l.Close()
 	})
 }
+
+// Further addresses can be used by who asks for them, and are never chosen: what a pod sends comes from its primary ones.
+func TestSecondaryAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.uplink()
+	a := attachment(1, pod6, pod4)
+	a.Extra = []netip.Addr{netip.MustParseAddr("2001:db8:f::1"), netip.MustParseAddr("203.0.113.1")}
+	a.Anycast = []netip.Addr{netip.MustParseAddr("2001:db8::ffff"), netip.MustParseAddr("192.0.2.200")} // nearer to the router than the pod's own
+	pod := w.attach(a)
+	w.routeTo(a)
+	for _, addr := range a.Bound() {
+		w.bindable(pod, addr)
+		target := host(addr)
+		if slices.Contains(a.Anycast, addr) {
+			via := a.Addrs[0]
+			if addr.Is4() {
+				via = a.Addrs[1]
+			}
+			w.must(w.d.Routes().Put(t.Context(), target, node.Route{
+				Kind: node.RouteAnycast, Vias: node.MakeVias([]node.Via{{Addr: via, Link: a.HostIf}}),
+			}))
+		} else {
+			w.must(w.d.Routes().Put(t.Context(), target, hostRoute(a.HostIf)))
+		}
+		w.reaches(w.ns, addr)
+	}
+	for to, want := range map[netip.Addr]netip.Addr{rtr6: pod6, rtr4: pod4, own6: pod6, own4: pod4} {
+		netnstest.Do(t, pod, func() {
+			c, err := net.Dial("udp", netip.AddrPortFrom(to, 9).String())
+			w.must(err)
+			defer c.Close()
+			if got := netip.MustParseAddrPort(c.LocalAddr().String()).Addr(); got != want {
+				t.Errorf("to %s the pod sends from %s, want %s", to, got, want)
+			}
+		})
+	}
+	if diffs, err := w.d.Check(t.Context(), pod, a); err != nil || len(diffs) > 0 {
+		t.Errorf("Check() = %v, %v", diffs, err)
+	}
+	inv, err := w.d.Inventory(t.Context())
+	w.must(err)
+	if got := inv.Links[a.HostIf].Anycast; len(got) != 2 {
+		t.Errorf("read off the kernel: anycast %v", got)
+	}
+}

@@ -36,7 +36,7 @@ func (d *Datapath) Check(ctx context.Context, ns *os.File, a node.Attachment) (d
 	if err := c.addrs(ctx, c.host, c.hostEnd, a.HostIf, gatewayAddrs(a.End())); err != nil {
 		return nil, err
 	}
-	if err := c.addrs(ctx, c.pod, c.podEnd, inside, hostPrefixes(a.Addrs)); err != nil {
+	if err := c.addrs(ctx, c.pod, c.podEnd, inside, hostPrefixes(a.Bound())); err != nil {
 		return nil, err
 	}
 	if err := c.gateways(ctx); err != nil {

@@ -69,8 +69,17 @@ func readAddresses(ctx context.Context, h *handle, byIndex map[int]*node.Attachm
 			return err
 		}
 		for _, r := range routes {
-			if a, p := byIndex[r.LinkIndex], prefixOf(r.Dst, family); a != nil && p.IsSingleIP() {
+			p := prefixOf(r.Dst, family)
+			if !p.IsSingleIP() {
+				continue
+			}
+			if a := byIndex[r.LinkIndex]; a != nil && r.Gw == nil {
 				a.Addrs = append(a.Addrs, p.Addr())
+			}
+			for _, hop := range nexthops(r) { // of an anycast address
+				if a := byIndex[hop.LinkIndex]; a != nil && hop.Gw != nil {
+					a.Anycast = append(a.Anycast, p.Addr())
+				}
 			}
 		}
 		neighbours, err := dump(ctx, "neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })

@@ -75,19 +75,29 @@ func (r *Routes) fromKernel(k netlink.Route, names map[int]string) node.Route {
 		route.Kind, route.Hops = node.RouteLearned, hops(k, names)
 	case k.Type == unix.RTN_UNREACHABLE:
 		route.Kind = node.RouteAggregate
+	case k.Type == unix.RTN_UNICAST && (k.Gw != nil || len(k.MultiPath) > 0):
+		var vias []node.Via
+		for _, hop := range nexthops(k) {
+			vias = append(vias, node.Via{Addr: addrOf(hop.Gw), Link: names[hop.LinkIndex]})
+		}
+		route.Kind, route.Vias = node.RouteAnycast, node.MakeVias(vias)
 	case k.Type == unix.RTN_UNICAST && k.Gw == nil && k.Via == nil && len(k.MultiPath) == 0:
 		route.Kind, route.Link = node.RouteHost, names[k.LinkIndex]
 	}
 	return route
 }
 
-func hops(k netlink.Route, names map[int]string) bgp.Hops {
-	paths := k.MultiPath
-	if len(paths) == 0 {
-		paths = []*netlink.NexthopInfo{{LinkIndex: k.LinkIndex, Gw: k.Gw, Via: k.Via}}
+// nexthops are those of a route, be they one or many.
+func nexthops(k netlink.Route) []*netlink.NexthopInfo {
+	if len(k.MultiPath) > 0 {
+		return k.MultiPath
 	}
+	return []*netlink.NexthopInfo{{LinkIndex: k.LinkIndex, Gw: k.Gw, Via: k.Via}}
+}
+
+func hops(k netlink.Route, names map[int]string) bgp.Hops {
 	var out []netip.Addr
-	for _, p := range paths {
+	for _, p := range nexthops(k) {
 		gw := addrOf(p.Gw)
 		if via, ok := p.Via.(*netlink.Via); ok {
 			gw = addrOf(via.Addr)
@@ -123,7 +133,7 @@ func (r *Routes) Put(ctx context.Context, p netip.Prefix, v node.Route) error {
 	switch {
 	case len(there) == 0:
 		return errForeignRoute
-	case len(there) == 1 && there[0].Type == route.Type && there[0].Priority == route.Priority:
+	case len(there) == 1 && there[0].Type == route.Type && there[0].Priority == metric(route):
 		return h.RouteReplace(route) // no packet finds the route missing
 	}
 	for _, old := range there {
@@ -135,6 +145,14 @@ func (r *Routes) Put(ctx context.Context, p netip.Prefix, v node.Route) error {
 		return fmt.Errorf("replace: %w", err)
 	}
 	return nil
+}
+
+// metric is what the kernel makes of a route's: in IPv6 none is 1024 (IP6_RT_PRIO_USER, linux/ipv6_route.h).
+func metric(r *netlink.Route) int {
+	if r.Priority == 0 && r.Dst.IP.To4() == nil {
+		return 1024
+	}
+	return r.Priority
 }
 
 // at returns our routes to a prefix.
@@ -173,6 +191,10 @@ func (r *Routes) toKernel(h *handle, p netip.Prefix, v node.Route) (*netlink.Rou
 		if p.Addr().Is4() {
 			route.Scope = netlink.SCOPE_LINK
 		}
+	case node.RouteAnycast:
+		if err := setVias(h, route, v.Vias); err != nil {
+			return nil, err
+		}
 	case node.RouteLearned:
 		route.Priority = metricLearned
 		if err := setHops(h, route, v.Hops); err != nil {
@@ -201,11 +223,28 @@ func setHops(h *handle, route *netlink.Route, set bgp.Hops) error {
 		}
 		paths = append(paths, path)
 	}
+	return setPaths(route, paths)
+}
+
+// setVias leads a route to pods by their own addresses. They are on the link although no subnet says so.
+func setVias(h *handle, route *netlink.Route, vias node.Vias) error {
+	var paths []*netlink.NexthopInfo
+	for _, via := range vias.Values() {
+		link, err := h.LinkByName(via.Link)
+		if err != nil {
+			return fmt.Errorf("find %s: %w", via.Link, err)
+		}
+		paths = append(paths, &netlink.NexthopInfo{LinkIndex: link.Attrs().Index, Gw: via.Addr.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+	}
+	return setPaths(route, paths)
+}
+
+func setPaths(route *netlink.Route, paths []*netlink.NexthopInfo) error {
 	switch len(paths) {
 	case 0:
-		return errors.New("a learned route has no next hop")
+		return errors.New("a route has no next hop")
 	case 1:
-		route.Gw, route.Via, route.LinkIndex = paths[0].Gw, paths[0].Via, paths[0].LinkIndex
+		route.Gw, route.Via, route.LinkIndex, route.Flags = paths[0].Gw, paths[0].Via, paths[0].LinkIndex, paths[0].Flags
 	default:
 		route.MultiPath = paths
 	}

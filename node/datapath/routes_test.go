@@ -37,6 +37,13 @@ func hostRoute(link string) node.Route { return node.Route{Kind: node.RouteHost,
 // What is put is listed, and one value after the other takes the place; each is put twice.
 func TestRoutesPutWhatTheyList(t *testing.T) {
 	pod1, pod2 := attachment(1, pod6, pod4), attachment(2, pod6.Next(), pod4.Next())
+	shared := func(first netip.Addr) []node.Route { // one address of several pods
+		one, two := node.Via{Addr: first, Link: pod1.HostIf}, node.Via{Addr: first.Next(), Link: pod2.HostIf}
+		anycast := func(vias ...node.Via) node.Route {
+			return node.Route{Kind: node.RouteAnycast, Vias: node.MakeVias(vias)}
+		}
+		return []node.Route{anycast(one), anycast(two, one), anycast(two), hostRoute(pod1.HostIf), anycast(one, two), aggregate, anycast(one)}
+	}
 	own := []node.Route{
 		hostRoute(pod1.HostIf), hostRoute(pod2.HostIf), aggregate, hostRoute(pod1.HostIf), aggregate,
 	}
@@ -46,6 +53,8 @@ func TestRoutesPutWhatTheyList(t *testing.T) {
 	}{
 		{"2001:db8:1::1/128", own},
 		{"10.1.0.1/32", own},
+		{"2001:db8:f::7/128", shared(pod6)},
+		{"203.0.113.7/32", shared(pod4)},
 		{"2001:db8:1::/64", own},
 		{"10.1.0.0/24", own},
 		{"2001:db8:f::/48", []node.Route{

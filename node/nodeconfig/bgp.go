@@ -34,6 +34,9 @@ func (c *converter) bgp(raw *v1alpha1.BGP, pools []node.Pool) *node.BGP {
 		Attributes: map[bgp.Kind]bgp.Attributes{
 			bgp.KindPool: c.attributes("spec.bgp.announcements.pool", raw.Announcements.Pool),
 			bgp.KindPod:  c.attributes("spec.bgp.announcements.pod", raw.Announcements.Pod),
+
+			bgp.KindAddresses: c.attributes("spec.bgp.announcements.addresses", raw.Announcements.Addresses),
+			bgp.KindAnycast:   c.attributes("spec.bgp.announcements.anycast", raw.Announcements.Anycast),
 		},
 	}
 	if raw.ListenPort != nil {

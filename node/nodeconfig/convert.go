@@ -54,6 +54,8 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 		Families: c.podFamilies("spec.defaults.families", spec.Defaults.Families, pools),
 		MTU:      c.mtu(spec.Defaults.MTU),
 		CoolDown: c.duration("spec.defaults.coolDown", spec.Defaults.CoolDown, defaultCoolDown, 0, maxCoolDown),
+		IPAlgo:   c.ipAlgo("spec.defaults.ipAlgo", spec.Defaults.IPAlgo, pools),
+		Grants:   c.grants(spec.Grants),
 		BGP:      c.bgp(spec.BGP, pools),
 	}
 }
@@ -84,9 +86,97 @@ func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
 				c.problem(path+".cidr", "%s: overlaps %s of pool %q", p.Prefix, other.Prefix, other.Name)
 			}
 		}
+		for j, text := range r.Reserved {
+			path := fmt.Sprintf("%s.reserved[%d]", path, j)
+			if part, ok := c.prefix(path, text); ok {
+				if part.Bits() < p.Prefix.Bits() || !p.Prefix.Contains(part.Addr()) {
+					c.problem(path, "%s: is no part of %s", part, p.Prefix)
+				}
+				p.Reserved = append(p.Reserved, part)
+			}
+		}
 		pools = append(pools, p)
 	}
 	return pools
+}
+
+// prefix reads a prefix, or a single address for the prefix of it alone.
+func (c *converter) prefix(path, text string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(text)
+	if addr, addrErr := netip.ParseAddr(text); addrErr == nil && addr.Zone() == "" {
+		p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	switch {
+	case err != nil:
+		c.problem(path, "%q: not a prefix; want one such as 2001:db8:f::/64 or 203.0.113.0/28", text)
+	case p.Addr().Is4In6():
+		c.problem(path, "%s: IPv4-mapped; write the IPv4 prefix", p)
+	case p != p.Masked():
+		c.problem(path, "%s: has bits beyond its length; did you mean %s?", p, p.Masked())
+	default:
+		return p, true
+	}
+	return netip.Prefix{}, false
+}
+
+// ipAlgo must fit each IPv6 pool: what is configured for all pods is no matter of chance.
+func (c *converter) ipAlgo(path, text string, pools []node.Pool) ipam.Algo {
+	if text == "" {
+		return nil
+	}
+	algo, err := ipam.ParseAlgo(text)
+	if err != nil {
+		c.problem(path, "%v", err)
+		return nil
+	}
+	for _, p := range pools {
+		if p.Family() != bgp.IPv6 {
+			continue
+		}
+		if err := algo.Fits(p.Prefix); err != nil {
+			c.problem(path, "pool %q: %v", p.Name, err)
+		}
+	}
+	return algo
+}
+
+func (c *converter) grants(raw []v1alpha1.Grant) []node.Grant {
+	var grants []node.Grant
+	for i, r := range raw {
+		path := fmt.Sprintf("spec.grants[%d]", i)
+		g := node.Grant{Namespaces: slices.Clone(r.Namespaces)}
+		if r.NamespaceSelector != nil {
+			c.problem(path+".namespaceSelector", "needs Kubernetes, which this version does not speak to yet; name the namespaces")
+		} else if len(r.Namespaces) == 0 {
+			c.problem(path+".namespaces", "is empty; name the namespaces that the grant is for")
+		}
+		if len(r.Prefixes) == 0 {
+			c.problem(path+".prefixes", "is empty; name what may be claimed, such as 203.0.113.0/28")
+		}
+		for j, text := range r.Prefixes {
+			path := fmt.Sprintf("%s.prefixes[%d]", path, j)
+			p, ok := c.prefix(path, text)
+			if !ok {
+				continue
+			}
+			if !p.Addr().IsGlobalUnicast() || p.Bits() == 0 {
+				c.problem(path, "%s: want unicast addresses that can be routed", p)
+			}
+			g.Prefixes = append(g.Prefixes, p)
+		}
+		if len(r.Uses) == 0 {
+			c.problem(path+".uses", "is empty; want Addresses, Anycast or both")
+		}
+		for j, text := range r.Uses {
+			use := node.Use(text)
+			if use != node.UseAddresses && use != node.UseAnycast {
+				c.problem(fmt.Sprintf("%s.uses[%d]", path, j), "%q: want Addresses or Anycast", text)
+			}
+			g.Uses = append(g.Uses, use)
+		}
+		grants = append(grants, g)
+	}
+	return grants
 }
 
 func (c *converter) poolPrefix(path, text string) (netip.Prefix, bool) {

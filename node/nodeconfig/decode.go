@@ -22,8 +22,7 @@ type decoder struct {
 
 // later are keys that the format will have and this version does not.
 var later = map[string]bool{
-	"spec.grants": true, "spec.defaults.ipAlgo": true, "spec.bgp.announcements.anycast": true,
-	"spec.bgp.announcements.addresses": true, "interface": true, "gateway": true, "bfd": true, "secretRef": true,
+	"drainTime": true, "interface": true, "gateway": true, "bfd": true, "secretRef": true,
 }
 
 func (d *decoder) decode(path string, n *yaml.Node, v reflect.Value) {

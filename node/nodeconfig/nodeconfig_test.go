@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/ipam"
 	"github.com/gaggle-cni/gaggle/node"
 )
 
@@ -37,9 +38,11 @@ spec:
   nodeSelector: {matchLabels: {rack: "1"}}
   priority: 10
   pools:
-  - {name: six, cidr: "2001:db8:1::/64"}
+  - {name: six, cidr: "2001:db8:1::/64", reserved: ["2001:db8:1::/112", "2001:db8:1::1:5"]}
   - {name: dmz, cidr: 10.1.0.0/24, announce: Hosts, namespaces: [dmz]}
-  defaults: {families: [IPv6], mtu: 1400, coolDown: 90s}
+  defaults: {families: [IPv6], mtu: 1400, coolDown: 90s, ipAlgo: "namespace,app/8"}
+  grants:
+  - {namespaces: [edge, web], prefixes: [203.0.113.0/28, "2001:db8:f::5"], uses: [Anycast, Addresses]}
   bgp:
     asn: 4200000001
     routerID: 192.0.2.9
@@ -58,6 +61,8 @@ spec:
     announcements:
       pool: {communities: ["64512:100", "no-export"], largeCommunities: ["64512:1:1"], med: 0, prepend: 2}
       pod: {localPref: 200}
+      addresses: {largeCommunities: ["64512:2:2"]}
+      anycast: {communities: ["64512:200"]}
 `
 
 func TestParse(t *testing.T) {
@@ -69,10 +74,18 @@ func TestParse(t *testing.T) {
 	want := node.Config{
 		Node: "node1",
 		Pools: []node.Pool{
-			{Name: "six", Prefix: netip.MustParsePrefix("2001:db8:1::/64")},
+			{Name: "six", Prefix: netip.MustParsePrefix("2001:db8:1::/64"), Reserved: []netip.Prefix{
+				netip.MustParsePrefix("2001:db8:1::/112"), netip.MustParsePrefix("2001:db8:1::1:5/128"),
+			}},
 			{Name: "dmz", Prefix: netip.MustParsePrefix("10.1.0.0/24"), Hosts: true, Namespaces: []string{"dmz"}},
 		},
 		Families: bgp.IPv6, MTU: 1400, CoolDown: 90 * time.Second,
+		IPAlgo: ipam.Algo{{Name: ipam.FieldNamespace, Bits: 16}, {Name: ipam.FieldApp, Bits: 8}},
+		Grants: []node.Grant{{
+			Namespaces: []string{"edge", "web"},
+			Prefixes:   []netip.Prefix{netip.MustParsePrefix("203.0.113.0/28"), netip.MustParsePrefix("2001:db8:f::5/128")},
+			Uses:       []node.Use{node.UseAnycast, node.UseAddresses},
+		}},
 		BGP: &node.BGP{
 			ASN: 4200000001, RouterID: netip.MustParseAddr("192.0.2.9"), ListenPort: 0,
 			Peers: map[bgp.PeerID]bgp.Peer{
@@ -91,6 +104,9 @@ func TestParse(t *testing.T) {
 			Attributes: map[bgp.Kind]bgp.Attributes{
 				bgp.KindPool: {Communities: "64512:100 65535:65281", LargeCommunities: "64512:1:1", MED: bgp.MED{Set: true}, Prepend: 2},
 				bgp.KindPod:  {LocalPref: 200},
+
+				bgp.KindAddresses: {LargeCommunities: "64512:2:2"},
+				bgp.KindAnycast:   {Communities: "64512:200"},
 			},
 		},
 	}
@@ -102,7 +118,20 @@ func TestParse(t *testing.T) {
 // Every row is one mistake in an otherwise good document; all rows together are reported at once.
 var mistakes = []struct{ name, spec, path, text string }{
 	{"unknown key", `bgpp: {}`, "spec.bgpp", "unknown; known here: bgp, defaults"},
-	{"key of a later version", `grants: []`, "spec.grants", "does not support"},
+	{"key of a later version", `bgp: {asn: 1, announcements: {anycast: {drainTime: 5s}}}`, "spec.bgp.announcements.anycast.drainTime", "does not support"},
+	{"reserved outside the pool", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [10.0.1.0/28]}]`, "spec.pools[0].reserved[0]", "is no part of 10.0.0.0/24"},
+	{"reserved is more than the pool", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [10.0.0.0/16]}]`, "spec.pools[0].reserved[0]", "is no part of"},
+	{"reserved is none", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [x]}]`, "spec.pools[0].reserved[0]", "not a prefix"},
+	{"ip-algo", `defaults: {ipAlgo: "namespace,apps"}`, "spec.defaults.ipAlgo", `"apps": want fields`},
+	{"ip-algo too long", "pools: [{name: a, cidr: \"2001:db8::/112\"}]\n  defaults: {ipAlgo: \"namespace\"}", "spec.defaults.ipAlgo", `pool "a"`},
+	{"grant to nobody", `grants: [{prefixes: [203.0.113.0/28], uses: [Anycast]}]`, "spec.grants[0].namespaces", "name the namespaces"},
+	{"grant by labels", `grants: [{namespaceSelector: {matchLabels: {a: b}}, prefixes: [203.0.113.0/28], uses: [Anycast]}]`, "spec.grants[0].namespaceSelector", "needs Kubernetes"},
+	{"grant of nothing", `grants: [{namespaces: [a], uses: [Anycast]}]`, "spec.grants[0].prefixes", "is empty"},
+	{"grant of everything", `grants: [{namespaces: [a], prefixes: ["::/0"], uses: [Anycast]}]`, "spec.grants[0].prefixes[0]", "want unicast"},
+	{"grant of link-local", `grants: [{namespaces: [a], prefixes: ["fe80::/64"], uses: [Anycast]}]`, "spec.grants[0].prefixes[0]", "want unicast"},
+	{"grant with host bits", `grants: [{namespaces: [a], prefixes: [203.0.113.1/28], uses: [Anycast]}]`, "spec.grants[0].prefixes[0]", "did you mean 203.0.113.0/28"},
+	{"grant for nothing", `grants: [{namespaces: [a], prefixes: [203.0.113.0/28]}]`, "spec.grants[0].uses", "want Addresses, Anycast or both"},
+	{"grant for what", `grants: [{namespaces: [a], prefixes: [203.0.113.0/28], uses: [anycast]}]`, "spec.grants[0].uses[0]", "want Addresses or Anycast"},
 	{"key twice", "priority: 1\n  priority: 2", "spec.priority", "twice"},
 	{"list wanted", `pools: {name: a}`, "spec.pools", "is a mapping: want a list"},
 	{"no pools", `pools: []`, "spec.pools", "at least one"},

@@ -117,13 +117,22 @@ func (d *DB) Release(id cni.ID, rest time.Duration) error {
 	for _, addr := range over {
 		delete(d.resting, addr)
 	}
-	for _, addr := range a.Addrs {
-		if d.addrs[addr] != id {
-			continue
+	for _, addr := range a.Bound() {
+		if d.addrs[addr] == id {
+			delete(d.addrs, addr)
 		}
-		delete(d.addrs, addr)
-		if until > 0 {
+	}
+	for _, addr := range a.Addrs {
+		if _, taken := d.addrs[addr]; !taken && until > 0 {
 			d.resting[addr] = until
+		}
+	}
+	for _, other := range d.byID { // one address can be that of several: anycast, and the sandboxes of one pod
+		for _, addr := range other.Bound() {
+			if _, taken := d.addrs[addr]; !taken {
+				d.addrs[addr] = other.ID
+				delete(d.resting, addr)
+			}
 		}
 	}
 	d.publishLocked()
@@ -169,7 +178,7 @@ func (d *DB) putLocked(a node.Attachment) error {
 func (d *DB) showLocked(a node.Attachment) {
 	d.byID[a.ID] = a
 	d.hostIfs[a.HostIf] = a.ID
-	for _, addr := range a.Addrs {
+	for _, addr := range a.Bound() {
 		d.addrs[addr] = a.ID
 	}
 }

@@ -18,6 +18,10 @@ import (
 )
 
 // stopped is a clock for tests in which nothing rests.
+var cmpNetip = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
 func stopped() time.Duration { return 0 }
 
 func open(t *testing.T, path, boot string) *DB {
@@ -56,7 +60,7 @@ func TestLifeOfARecord(t *testing.T) {
 	if err != nil || created {
 		t.Errorf("second Reserve() = %v, %v, want the first record", created, err)
 	}
-	if diff := cmp.Diff(a, again, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(a, again, cmpNetip); diff != "" {
 		t.Error(diff)
 	}
 	_, _, err = d.Reserve(id("b"), func(taken node.Taken) (node.Attachment, error) {
@@ -110,7 +114,7 @@ func TestReopen(t *testing.T) {
 	}
 
 	d = open(t, path, "boot")
-	if diff := cmp.Diff(before, d.All(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(before, d.All(), cmpNetip); diff != "" {
 		t.Errorf("records (-before +after):\n%s", diff)
 	}
 	if d.Secret() != secret || secret == [32]byte{} {
@@ -210,5 +214,42 @@ func BenchmarkReserveCommitRelease(b *testing.B) {
 		if err := errors.Join(d.Commit(id("a"), 7), d.Retire(id("a")), d.Release(id("a"), time.Minute)); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// An address that several have (anycast, or the sandboxes of one pod) is free when the last of them has gone, after a restart
+// too. K03, D07.
+func TestSharedAddress(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := open(t, path, "boot")
+	shared, own := netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("203.0.113.6")
+	for _, c := range []string{"a", "b", "c"} {
+		if _, _, err := d.Reserve(id(c), func(node.Taken) (node.Attachment, error) {
+			return node.Attachment{HostIf: "ggl" + c, Anycast: []netip.Addr{shared}, Extra: []netip.Addr{own}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := func() (both bool) {
+		_, _, err := d.Reserve(id("probe"), func(taken node.Taken) (node.Attachment, error) {
+			both = taken.Addr(shared) && taken.Addr(own)
+			return node.Attachment{}, errors.New("only looking")
+		})
+		if err == nil {
+			t.Fatal("Reserve() = nil, want the error of choose")
+		}
+		return both
+	}
+	for _, c := range []string{"c", "a"} {
+		if err := d.Release(id(c), time.Minute); err != nil || !taken() {
+			t.Errorf("after the end of %s: %v, taken %v", c, err, taken())
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = open(t, path, "boot")
+	}
+	if err := d.Release(id("b"), time.Minute); err != nil || taken() {
+		t.Errorf("after the last: %v, taken %v", err, taken())
 	}
 }

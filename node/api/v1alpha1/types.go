@@ -31,6 +31,7 @@ type NodeConfigSpec struct {
 
 	Pools    []Pool   `json:"pools"`
 	Defaults Defaults `json:"defaults"`
+	Grants   []Grant  `json:"grants"`
 	BGP      *BGP     `json:"bgp"`
 }
 
@@ -46,12 +47,22 @@ type Pool struct {
 	Source     string   `json:"source"`
 	Announce   string   `json:"announce"` // Aggregate (default) or Hosts
 	Namespaces []string `json:"namespaces"`
+	Reserved   []string `json:"reserved"` // prefixes that no pod gets an address from
+}
+
+// A Grant lets the pods of some namespaces claim addresses by annotation.
+type Grant struct {
+	Namespaces        []string       `json:"namespaces"`
+	NamespaceSelector *LabelSelector `json:"namespaceSelector"`
+	Prefixes          []string       `json:"prefixes"`
+	Uses              []string       `json:"uses"` // Addresses, Anycast
 }
 
 // Defaults hold for pods that do not say otherwise.
 type Defaults struct {
 	Families []string `json:"families"` // IPv6, IPv4
 	MTU      int32    `json:"mtu"`      // bytes; 0: that of the uplink
+	IPAlgo   string   `json:"ipAlgo"`   // fields of IPv6 addresses, such as namespace,app
 	CoolDown Duration `json:"coolDown"` // how long an address rests before another pod gets it
 }
 
@@ -106,6 +117,9 @@ type Import struct {
 type Announcements struct {
 	Pool Attributes `json:"pool"` // aggregates
 	Pod  Attributes `json:"pod"`  // single addresses of pools
+
+	Addresses Attributes `json:"addresses"` // static addresses
+	Anycast   Attributes `json:"anycast"`
 }
 
 // Attributes are path attributes.

@@ -1,0 +1,222 @@
+package integration
+
+import (
+	"encoding/json"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gaggle-cni/gaggle/integration/lab"
+)
+
+// What the nodes of these tests grant, and the routers of docs/routers take.
+const (
+	static4, static6 = "10.244.200.5", "2001:db8:44:200::5"
+	shared4, shared6 = "10.244.200.9", "2001:db8:44:200::9"
+)
+
+// startGranting starts a router and nodes on which namespace default may claim the addresses above.
+func startGranting(t *testing.T, kind string) *lab.Lab {
+	t.Helper()
+	l := newLab(t, 2)
+	_, err := l.StartRouter(t.Context(), kind, nil)
+	must(t, err)
+	for _, n := range l.Nodes {
+		config := n.Config(peering(n))
+		must(t, n.Start(t.Context(), strings.Replace(config, "spec:\n", `spec:
+  grants:
+  - {namespaces: [default], prefixes: [10.244.200.0/24, "2001:db8:44:200::/64"], uses: [Addresses, Anycast]}
+`, 1)))
+	}
+	for _, n := range l.Nodes {
+		awaitPools(t, l, n)
+	}
+	return l
+}
+
+// claiming attaches a pod with annotations.
+func claiming(t *testing.T, n *lab.Node, name string, annotations map[string]string) (*lab.Pod, lab.Result) {
+	t.Helper()
+	p, err := n.Pod(t.Context(), name)
+	must(t, err)
+	out, err := p.CallWith(within(t, 20*time.Second), "ADD", "1.0.0", map[string]any{
+		"runtimeConfig": map[string]any{"io.kubernetes.cri.pod-annotations": annotations},
+	})
+	must(t, err)
+	var r lab.Result
+	must(t, json.Unmarshal(out, &r))
+	return p, r
+}
+
+func host(addr string) netip.Prefix {
+	a := netip.MustParseAddr(addr)
+	return netip.PrefixFrom(a, a.BitLen())
+}
+
+// seenFrom tells from which address a pod's connections come to the client.
+func seenFrom(t *testing.T, l *lab.Lab, p *lab.Pod, client string) string {
+	t.Helper()
+	var listener net.Listener
+	must(t, l.Client.Do(func() (err error) {
+		listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(client, "0"))
+		return err
+	}))
+	defer listener.Close()
+	must(t, p.NS.Do(func() error {
+		conn, err := net.DialTimeout("tcp", listener.Addr().String(), 5*time.Second)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	}))
+	conn, err := listener.Accept()
+	must(t, err)
+	defer conn.Close()
+	from, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	must(t, err)
+	return from
+}
+
+// A static address is reached from beyond the router, is what the pod's traffic comes from, and follows the pod to another
+// node, whichever of the two has it first. C11, K01.
+func TestStaticAddress(t *testing.T) {
+	forRouters(t, func(t *testing.T, kind string) {
+		l := startGranting(t, kind)
+		claims := map[string]string{"gaggle.dev/addresses": static4 + " " + static6}
+		p, r := claiming(t, l.Nodes[0], "a", claims)
+		if r.Addr(false).String() != static4 || r.Addr(true).String() != static6 {
+			t.Errorf("result %+v, want the static addresses first", r.IPs)
+		}
+		reach := func() {
+			t.Helper()
+			for _, addr := range []string{static4, static6} {
+				_, err := l.AwaitRoute(within(t, 10*time.Second), host(addr))
+				must(t, err)
+				_, err = lab.Ping(within(t, 10*time.Second), l.Client, netip.MustParseAddr(addr))
+				must(t, err)
+			}
+		}
+		reach()
+		for client, want := range map[string]string{lab.Client4: static4, lab.Client6: static6} {
+			if got := seenFrom(t, l, p, client); got != want {
+				t.Errorf("the client sees %s, want %s", got, want)
+			}
+		}
+		// The new node first: the old one's end takes nothing away.
+		moved, _ := claiming(t, l.Nodes[1], "b", claims)
+		must(t, p.Del(t.Context()))
+		reach()
+		// The old node first.
+		must(t, moved.Del(t.Context()))
+		claiming(t, l.Nodes[0], "c", claims)
+		reach()
+	})
+}
+
+// Three pods on two nodes share an anycast address: the router spreads flows over the nodes, and a node over its pods. A
+// connection goes on when a pod of the other node, then one of its own, ends; the address is withdrawn with the last. K03.
+func TestAnycast(t *testing.T) {
+	need(t, "birdc")
+	t.Parallel()
+	l := startGranting(t, "bird")
+	claims := map[string]string{"gaggle.dev/anycast": shared4 + "," + shared6}
+	pods := make(map[string]*lab.Pod)
+	for name, n := range map[string]*lab.Node{"a": l.Nodes[0], "b": l.Nodes[0], "c": l.Nodes[1]} {
+		pods[name], _ = claiming(t, n, name, claims)
+		named(t, pods[name], name)
+	}
+	for _, addr := range []string{shared4, shared6} {
+		err := lab.WaitFor(within(t, 15*time.Second), "two ways to "+addr, func() bool {
+			r, ok, err := l.Router.KernelRoute(t.Context(), host(addr))
+			return err == nil && ok && len(r.Hops()) == 2
+		})
+		must(t, err)
+	}
+	must(t, l.Router.Sysctl("net/ipv4/fib_multipath_hash_policy", "1"))
+	must(t, l.Router.Sysctl("net/ipv6/fib_multipath_hash_policy", "1"))
+	for _, addr := range []string{shared4, shared6} {
+		seen := make(map[string]bool)
+		for range 200 {
+			conn := dialFrom(t, l.Client, netip.AddrPortFrom(netip.MustParseAddr(addr), 7))
+			seen[says(t, conn)] = true
+			must(t, conn.Close())
+			if len(seen) == 3 {
+				break
+			}
+		}
+		if len(seen) != 3 {
+			t.Errorf("200 connections to %s reached %v, want all three pods", addr, seen)
+		}
+	}
+	// A connection to a pod of node 1 lives through the end of the pods beside it.
+	var conn net.Conn
+	var on string
+	for on != "a" {
+		conn = dialFrom(t, l.Client, netip.AddrPortFrom(netip.MustParseAddr(shared4), 7))
+		on = says(t, conn)
+	}
+	must(t, pods["b"].Del(t.Context()))
+	if got := says(t, conn); got != on {
+		t.Errorf("the connection to %s is answered by %q", on, got)
+	}
+	must(t, pods["a"].Del(t.Context()))
+	must(t, pods["c"].Del(t.Context()))
+	for _, addr := range []string{shared4, shared6} {
+		err := lab.WaitFor(within(t, 10*time.Second), "the withdrawal of "+addr, func() bool {
+			_, ok, err := l.Router.KernelRoute(t.Context(), host(addr))
+			return err == nil && !ok
+		})
+		must(t, err)
+	}
+}
+
+// named answers each byte on TCP port 7 of a pod with the pod's one-letter name.
+func named(t *testing.T, p *lab.Pod, name string) {
+	t.Helper()
+	var listener net.Listener
+	must(t, p.NS.Do(func() (err error) {
+		listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", ":7")
+		return err
+	}))
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() { // ends with the listener
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() { // ends with the connection
+				defer conn.Close()
+				var b [1]byte
+				for {
+					if _, err := conn.Read(b[:]); err != nil {
+						return
+					}
+					_, _ = conn.Write([]byte(name))
+				}
+			}()
+		}
+	}()
+}
+
+func dialFrom(t *testing.T, from lab.NS, to netip.AddrPort) (conn net.Conn) {
+	t.Helper()
+	must(t, from.Do(func() (err error) {
+		conn, err = net.DialTimeout("tcp", to.String(), 5*time.Second)
+		return err
+	}))
+	return conn
+}
+
+func says(t *testing.T, conn net.Conn) string {
+	t.Helper()
+	var b [1]byte
+	must(t, conn.SetDeadline(time.Now().Add(5*time.Second)))
+	_, err := conn.Write(b[:])
+	must(t, err)
+	_, err = conn.Read(b[:])
+	must(t, err)
+	return string(b[:])
+}
