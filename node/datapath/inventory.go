@@ -69,17 +69,8 @@ func readAddresses(ctx context.Context, h *handle, byIndex map[int]*node.Attachm
 			return err
 		}
 		for _, r := range routes {
-			p := prefixOf(r.Dst, family)
-			if !p.IsSingleIP() {
-				continue
-			}
-			if a := byIndex[r.LinkIndex]; a != nil && r.Gw == nil {
-				a.Addrs = append(a.Addrs, p.Addr())
-			}
-			for _, hop := range nexthops(r) { // of an anycast address
-				if a := byIndex[hop.LinkIndex]; a != nil && hop.Gw != nil {
-					a.Anycast = append(a.Anycast, p.Addr())
-				}
+			if p := prefixOf(r.Dst, family); p.IsSingleIP() {
+				readRoute(r, p.Addr(), byIndex)
 			}
 		}
 		neighbours, err := dump(ctx, "neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, family) })
@@ -93,6 +84,20 @@ func readAddresses(ctx context.Context, h *handle, byIndex map[int]*node.Attachm
 		}
 	}
 	return nil
+}
+
+// readRoute notes which containers a route to one address leads to: directly to one that has it, or by their own addresses to
+// those that share it.
+func readRoute(r netlink.Route, addr netip.Addr, byIndex map[int]*node.Attachment) {
+	for _, hop := range nexthops(r) {
+		switch a := byIndex[hop.LinkIndex]; {
+		case a == nil:
+		case hop.Gw == nil:
+			a.Addrs = append(a.Addrs, addr)
+		default:
+			a.Anycast = append(a.Anycast, addr)
+		}
+	}
 }
 
 // namespaces lists the network namespaces that the node's own has a number for, as ip netns list-id does. The library knows

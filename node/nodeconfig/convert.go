@@ -86,18 +86,26 @@ func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
 				c.problem(path+".cidr", "%s: overlaps %s of pool %q", p.Prefix, other.Prefix, other.Name)
 			}
 		}
-		for j, text := range r.Reserved {
-			path := fmt.Sprintf("%s.reserved[%d]", path, j)
-			if part, ok := c.prefix(path, text); ok {
-				if part.Bits() < p.Prefix.Bits() || !p.Prefix.Contains(part.Addr()) {
-					c.problem(path, "%s: is no part of %s", part, p.Prefix)
-				}
-				p.Reserved = append(p.Reserved, part)
+		p.Reserved = c.prefixes(path+".reserved", r.Reserved, func(path string, part netip.Prefix) {
+			if part.Bits() < p.Prefix.Bits() || !p.Prefix.Contains(part.Addr()) {
+				c.problem(path, "%s: is no part of %s", part, p.Prefix)
 			}
-		}
+		})
 		pools = append(pools, p)
 	}
 	return pools
+}
+
+// prefixes reads a list and checks each.
+func (c *converter) prefixes(path string, texts []string, check func(path string, p netip.Prefix)) (out []netip.Prefix) {
+	for i, text := range texts {
+		path := fmt.Sprintf("%s[%d]", path, i)
+		if p, ok := c.prefix(path, text); ok {
+			check(path, p)
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // prefix reads a prefix, or a single address for the prefix of it alone.
@@ -153,17 +161,11 @@ func (c *converter) grants(raw []v1alpha1.Grant) []node.Grant {
 		if len(r.Prefixes) == 0 {
 			c.problem(path+".prefixes", "is empty; name what may be claimed, such as 203.0.113.0/28")
 		}
-		for j, text := range r.Prefixes {
-			path := fmt.Sprintf("%s.prefixes[%d]", path, j)
-			p, ok := c.prefix(path, text)
-			if !ok {
-				continue
-			}
+		g.Prefixes = c.prefixes(path+".prefixes", r.Prefixes, func(path string, p netip.Prefix) {
 			if !p.Addr().IsGlobalUnicast() || p.Bits() == 0 {
 				c.problem(path, "%s: want unicast addresses that can be routed", p)
 			}
-			g.Prefixes = append(g.Prefixes, p)
-		}
+		})
 		if len(r.Uses) == 0 {
 			c.problem(path+".uses", "is empty; want Addresses, Anycast or both")
 		}

@@ -142,7 +142,7 @@ func TestSetAside(t *testing.T) {
 	}
 }
 
-// No single flipped bit of a record goes unnoticed. I05.
+// No single flipped bit of a record goes unnoticed.
 func TestFlippedRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	d := open(t, path, "boot")
