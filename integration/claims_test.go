@@ -99,6 +99,11 @@ func TestStaticAddress(t *testing.T) {
 			}
 		}
 		reach()
+		explained, err := l.Nodes[0].Gaggle(t.Context(), "explain", static6)
+		must(t, err)
+		if !strings.Contains(explained, "default/a") || !strings.Contains(explained, "primary") {
+			t.Errorf("gaggle explain says %q", explained)
+		}
 		for client, want := range map[string]string{lab.Client4: static4, lab.Client6: static6} {
 			if got := seenFrom(t, l, p, client); got != want {
 				t.Errorf("the client sees %s, want %s", got, want)

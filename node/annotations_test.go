@@ -29,7 +29,7 @@ func TestParseIntentReads(t *testing.T) {
 	}
 }
 
-// B-117: text that is no list of addresses is an error of its pod, and names annotation and text.
+// B-116: text that is no list of addresses is an error of its pod, and names annotation and text.
 func TestParseIntentRefuses(t *testing.T) {
 	for _, tt := range []struct{ key, value, text string }{
 		{AnnotationAddresses, "", "names no address"},

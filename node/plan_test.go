@@ -166,6 +166,11 @@ func FuzzParseIntent(f *testing.F) {
 		f.Add("gaggle.dev/ipv4", v)
 		f.Add("gaggle.dev/"+v, v)
 	}
+	for _, key := range []string{AnnotationAddresses, AnnotationAnycast, AnnotationCIDR6, AnnotationCIDR4, AnnotationIPAlgo} {
+		f.Add(key, `["203.0.113.5", "2001:db8::5"]`)
+		f.Add(key, "203.0.113.5 2001:db8::5,10.0.0.0/24")
+		f.Add(key, "2001:db8:1::/80")
+	}
 	f.Fuzz(func(t *testing.T, key, value string) {
 		in, err := ParseIntent(map[string]string{key: value})
 		if err != nil && in != (Intent{}) {

@@ -22,6 +22,7 @@ type Status struct {
 
 	Pass          PassStatus           `json:"pass"`
 	BGP           *BGPStatus           `json:"bgp,omitempty"`
+	IPAlgo        string               `json:"ipAlgo,omitempty"` // of pods that do not say
 	Pools         []PoolStatus         `json:"pools"`
 	Pods          []PodStatus          `json:"pods"`
 	Announcements []AnnouncementStatus `json:"announcements"`
@@ -105,7 +106,7 @@ type RouteStatus struct {
 func (a *Agent) Status(ctx context.Context) (Status, error) {
 	c, p := *a.config.Load(), a.Last()
 	s := Status{
-		Node: c.Node, Time: a.o.Now(),
+		Node: c.Node, Time: a.o.Now(), IPAlgo: c.IPAlgo.String(),
 		Pass:          PassStatus{Time: p.Ended, Took: p.Took.Round(time.Microsecond).String(), Errors: lines(p.Err)},
 		Pods:          podStatus(a.o.Store.All()),
 		Pools:         poolStatus(c, a.o.Store.All()),

@@ -40,6 +40,7 @@ func commands() []command {
 		{"announcements", "list what this node announces to its routers", runAnnouncements},
 		{"peers", "list the BGP sessions", runPeers},
 		{"routes", "list the routes this node has made", runRoutes},
+		{"explain", "tell what an address is made of and whose it is, or where a workload's addresses are", runExplain},
 		{"install", "put plugin and conflist where the container runtime looks for them", runInstall},
 		{"uninstall", "remove plugin and conflist", runUninstall},
 		{"version", "print the version", runVersion},
@@ -98,6 +99,10 @@ type cmdline struct {
 	flags          *flag.FlagSet
 	lookup         func(string) (string, bool)
 	stdout, stderr io.Writer
+
+	maxOperands int      // how many arguments beside flags the command takes
+	operandName string   // for the help
+	operands    []string // what was given
 }
 
 // A usageError is the caller's mistake.
@@ -120,12 +125,16 @@ func (c *cmdline) parse() error {
 		}
 	})
 	err := c.flags.Parse(c.args)
+	for err == nil && c.flags.NArg() > 0 { // flags may stand behind
+		c.operands = append(c.operands, c.flags.Arg(0))
+		err = c.flags.Parse(c.flags.Args()[1:])
+	}
 	if errors.Is(err, flag.ErrHelp) {
 		c.help()
 		return errHelp
 	}
-	if err == nil && c.flags.NArg() > 0 {
-		err = fmt.Errorf("unexpected argument %q", c.flags.Arg(0))
+	if err == nil && len(c.operands) > c.maxOperands {
+		err = fmt.Errorf("unexpected argument %q", c.operands[c.maxOperands])
 	}
 	if err = errors.Join(fromEnv, err); err != nil {
 		return usageError{fmt.Errorf("%w; gaggle %s --help lists the flags", err, c.flags.Name())}
@@ -135,6 +144,9 @@ func (c *cmdline) parse() error {
 
 func (c *cmdline) help() {
 	fmt.Fprintf(c.stdout, "gaggle %s: %s\n", c.flags.Name(), c.summary)
+	if c.operandName != "" {
+		fmt.Fprintf(c.stdout, "\nUsage: gaggle %s %s [FLAGS]\n", c.flags.Name(), c.operandName)
+	}
 	flags := 0
 	c.flags.VisitAll(func(*flag.Flag) { flags++ })
 	if flags == 0 {
