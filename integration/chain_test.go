@@ -45,6 +45,12 @@ func chainOf(t *testing.T, l *lab.Lab, n *lab.Node, conflist map[string]any, nex
 // hello serves a greeting on a TCP port of a namespace until the test ends.
 func hello(t *testing.T, ns lab.NS, port int) {
 	t.Helper()
+	serveTCP(t, ns, port, func(conn net.Conn) { _, _ = io.WriteString(conn, "hello") })
+}
+
+// serveTCP serves each connection to a TCP port of a namespace until the test ends.
+func serveTCP(t *testing.T, ns lab.NS, port int, serve func(net.Conn)) {
+	t.Helper()
 	var listener net.Listener
 	must(t, ns.Do(func() (err error) {
 		listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
@@ -57,8 +63,10 @@ func hello(t *testing.T, ns lab.NS, port int) {
 			if err != nil {
 				return
 			}
-			_, _ = io.WriteString(conn, "hello")
-			_ = conn.Close()
+			go func() { // ends with the connection
+				defer conn.Close()
+				serve(conn)
+			}()
 		}
 	}()
 }

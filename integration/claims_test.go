@@ -194,30 +194,15 @@ func TestAnycast(t *testing.T) {
 // named answers each byte on TCP port 7 of a pod with the pod's one-letter name.
 func named(t *testing.T, p *lab.Pod, name string) {
 	t.Helper()
-	var listener net.Listener
-	must(t, p.NS.Do(func() (err error) {
-		listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", ":7")
-		return err
-	}))
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() { // ends with the listener
+	serveTCP(t, p.NS, 7, func(conn net.Conn) {
+		var b [1]byte
 		for {
-			conn, err := listener.Accept()
-			if err != nil {
+			if _, err := conn.Read(b[:]); err != nil {
 				return
 			}
-			go func() { // ends with the connection
-				defer conn.Close()
-				var b [1]byte
-				for {
-					if _, err := conn.Read(b[:]); err != nil {
-						return
-					}
-					_, _ = conn.Write([]byte(name))
-				}
-			}()
+			_, _ = conn.Write([]byte(name))
 		}
-	}()
+	})
 }
 
 func dialFrom(t *testing.T, from lab.NS, to netip.AddrPort) (conn net.Conn) {

@@ -36,24 +36,22 @@ func (a *Agent) choose(req cni.Request, pod Pod, taken Taken) (Attachment, error
 	if att.MTU == 0 {
 		att.MTU = defaultMTU
 	}
-	var err error
 	if att.NoDefault { // what a pod claims is for the interface that its traffic leaves by
 		pod.Intent.Addresses, pod.Intent.Anycast = "", ""
 	}
 	own := last.ownAddrs()
 	given := taken.Addr
 	taken.Addr = func(addr netip.Addr) bool { return own[addr] || given(addr) }
-	err = a.addresses(&att, c, req, pod, taken)
-	return att, err
+	claimed, err := a.claims(c, pod, own)
+	if err != nil {
+		return att, err
+	}
+	return att, a.addresses(&att, c, req, pod, claimed, taken)
 }
 
 // addresses chooses one of each family, or none at all.
-func (a *Agent) addresses(att *Attachment, c Config, req cni.Request, pod Pod, taken Taken) error {
+func (a *Agent) addresses(att *Attachment, c Config, req cni.Request, pod Pod, claimed claims, taken Taken) (err error) {
 	ns := pod.Key.Namespace
-	claimed, err := a.claims(c, pod)
-	if err != nil {
-		return err
-	}
 	there := c.poolFamilies(ns) | claimed.families()
 	families := pod.Intent.Families(c.Families & there)
 	if families == 0 {
@@ -186,25 +184,21 @@ func (a *Agent) composed(c Config, pod Pod, id cni.ID, part netip.Prefix) (withi
 	warn := func(whose string, err error) {
 		a.o.Log.Warn("addresses are not composed as asked for", "pod", pod.Key, "container", id.ContainerID, "of", whose, "err", err)
 	}
-	levels := []struct {
-		whose string
-		algo  ipam.Algo
-	}{{"the NodeConfig", c.IPAlgo}}
+	var own ipam.Algo
 	if text := pod.Intent.IPAlgo; text != "" {
-		own, err := ipam.ParseAlgo(text)
-		if err != nil {
+		var err error
+		if own, err = ipam.ParseAlgo(text); err != nil {
 			warn("the pod", err)
 		}
-		levels = slices.Insert(levels, 0, struct {
-			whose string
-			algo  ipam.Algo
-		}{"the pod", own})
 	}
-	for _, l := range levels {
+	for _, l := range []struct {
+		whose string
+		algo  ipam.Algo
+	}{{"the pod", own}, {"the NodeConfig", c.IPAlgo}} {
 		if len(l.algo) == 0 {
 			continue
 		}
-		within, err := l.algo.Prefix(part, identity(c, pod))
+		within, err := l.algo.Prefix(part, Identity(c.Node, pod.Key))
 		if err == nil {
 			return within, l.algo.String()
 		}
@@ -213,11 +207,9 @@ func (a *Agent) composed(c Config, pod Pod, id cni.ID, part netip.Prefix) (withi
 	return part, ""
 }
 
-// identity is what the fields of an address are made from.
-func identity(c Config, pod Pod) ipam.Identity {
-	return ipam.Identity{
-		Namespace: pod.Key.Namespace, App: ipam.AppNameOf(pod.Key.Name), Pod: pod.Key.Name, Node: c.Node,
-	}
+// Identity is what the fields of a pod's address are made from.
+func Identity(node string, pod PodKey) ipam.Identity {
+	return ipam.Identity{Namespace: pod.Namespace, App: ipam.AppNameOf(pod.Name), Pod: pod.Name, Node: node}
 }
 
 // ownAddrs are the addresses a pod must never get although they may lie in a pool: the node's on whatever link, its peers'

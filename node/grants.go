@@ -61,12 +61,11 @@ func (c claims) primary(family bgp.Families) (netip.Addr, bool) {
 	return c.addresses[i], true
 }
 
-// claims checks what a pod's annotations claim, against the configuration, the node and the other pods.
-func (a *Agent) claims(c Config, pod Pod) (claims, error) {
+// claims checks what a pod's annotations claim, against the configuration, the node's own addresses and the other pods.
+func (a *Agent) claims(c Config, pod Pod, own map[netip.Addr]bool) (claims, error) {
 	got := claims{pod.Intent.Addresses.Values(), pod.Intent.Anycast.Values()}
 	var problems []error
 	check := func(use Use, addrs []netip.Addr) {
-		own := a.Last().World.ownAddrs()
 		for _, addr := range addrs {
 			switch err := c.granted(pod.Key.Namespace, use, addr); {
 			case err != nil:

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/gaggle-cni/gaggle/bgp"
-	"github.com/gaggle-cni/gaggle/cni"
 )
 
 // A World is all that a plan depends on.
@@ -62,7 +61,7 @@ func Plan(w World) Desired {
 }
 
 // holders tells which attachment has each address. A static one is the newest sandbox's of its pod.
-func (w World) holders() map[netip.Addr]cni.ID {
+func (w World) holders() map[netip.Addr]Attachment {
 	newest := make(map[netip.Addr]Attachment)
 	for _, a := range w.Attachments {
 		if !a.Committed {
@@ -74,18 +73,14 @@ func (w World) holders() map[netip.Addr]cni.ID {
 			}
 		}
 	}
-	ids := make(map[netip.Addr]cni.ID, len(newest))
-	for addr, a := range newest {
-		ids[addr] = a.ID
-	}
-	return ids
+	return newest
 }
 
-func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newest map[netip.Addr]cni.ID) {
+func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newest map[netip.Addr]Attachment) {
 	d.Ends[LinkName(a.HostIf)] = a.End()
 	static := a.Pod.Intent.Addresses.Values()
 	for _, addr := range a.Own() {
-		if newest[addr] != a.ID {
+		if newest[addr].ID != a.ID {
 			continue
 		}
 		host := netip.PrefixFrom(addr, addr.BitLen())

@@ -72,6 +72,9 @@ type PodStatus struct {
 	Created     time.Time    `json:"created"`
 }
 
+// Bound returns every address of the container's interface.
+func (p PodStatus) Bound() []netip.Addr { return slices.Concat(p.Addresses, p.Extra, p.Anycast) }
+
 // AnnouncementStatus is a prefix the node announces.
 type AnnouncementStatus struct {
 	Prefix           netip.Prefix `json:"prefix"`

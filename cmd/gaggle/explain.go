@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -54,8 +54,8 @@ func runExplain(ctx context.Context, c *cmdline) error {
 	if err := c.parse(); err != nil {
 		return err
 	}
-	if f.output != "text" && f.output != "json" {
-		return usageError{fmt.Errorf("-o %q: want text or json", f.output)}
+	if err := checkOutput(f.output); err != nil {
+		return err
 	}
 	s, err := f.facts(ctx)
 	if err != nil {
@@ -66,9 +66,7 @@ func runExplain(ctx context.Context, c *cmdline) error {
 		return err
 	}
 	if f.output == "json" {
-		enc := json.NewEncoder(c.stdout)
-		enc.SetIndent("", "  ")
-		return enc.Encode(explained)
+		return printJSON(c.stdout, explained)
 	}
 	tw := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
 	for i, e := range explained {
@@ -115,7 +113,7 @@ func (f explainFlags) explain(s node.Status, operands []string) ([]explanation, 
 		if p.Namespace+"/"+p.Name != operands[0] {
 			continue
 		}
-		for _, addr := range slices.Concat(p.Addresses, p.Extra, p.Anycast) {
+		for _, addr := range p.Bound() {
 			e, err := f.address(s, addr)
 			if err != nil {
 				return nil, err
@@ -132,10 +130,7 @@ func (f explainFlags) explain(s node.Status, operands []string) ([]explanation, 
 
 // identity tells where the pods of an identity are.
 func (f explainFlags) identity(s node.Status) (found []explanation, err error) {
-	text := f.algo
-	if text == "" {
-		text = s.IPAlgo
-	}
+	text := cmp.Or(f.algo, s.IPAlgo)
 	if f.id == (ipam.Identity{}) || text == "" {
 		return nil, usageError{errors.New("name an address, a pod, or with --namespace, --app and so on whose addresses to look for, composed as --ip-algo or the NodeConfig says")}
 	}
@@ -165,7 +160,7 @@ func (f explainFlags) identity(s node.Status) (found []explanation, err error) {
 func (f explainFlags) address(s node.Status, addr netip.Addr) (explanation, error) {
 	e := explanation{Address: addr}
 	for _, p := range s.Pods {
-		if slices.Contains(slices.Concat(p.Addresses, p.Extra, p.Anycast), addr) {
+		if slices.Contains(p.Bound(), addr) {
 			e.have(p)
 		}
 	}
@@ -180,11 +175,9 @@ func (f explainFlags) address(s node.Status, addr netip.Addr) (explanation, erro
 	text, id := s.IPAlgo, f.id
 	if e.Pod != nil {
 		text = e.Pod.IPAlgo
-		id = ipam.Identity{Namespace: e.Pod.Namespace, App: ipam.AppNameOf(e.Pod.Name), Pod: e.Pod.Name, Node: s.Node}
+		id = node.Identity(s.Node, node.PodKey{Namespace: e.Pod.Namespace, Name: e.Pod.Name})
 	}
-	if f.algo != "" {
-		text = f.algo
-	}
+	text = cmp.Or(f.algo, text)
 	if text == "" || addr.Is4() {
 		return e, nil
 	}

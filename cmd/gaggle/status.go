@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -38,8 +37,8 @@ func (c *cmdline) show(ctx context.Context, v view) error {
 	if err := c.parse(); err != nil {
 		return err
 	}
-	if *output != "text" && *output != "json" {
-		return usageError{fmt.Errorf("-o %q: want text or json", *output)}
+	if err := checkOutput(*output); err != nil {
+		return err
 	}
 	s, err := askStatus(ctx, *runDir)
 	if err != nil {
@@ -56,13 +55,25 @@ func (c *cmdline) show(ctx context.Context, v view) error {
 
 func (v view) print(out io.Writer, s node.Status, asJSON bool) error {
 	if asJSON {
-		enc := json.NewEncoder(out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(v.part(s))
+		return printJSON(out, v.part(s))
 	}
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	v.text(tw, s)
 	return tw.Flush()
+}
+
+// checkOutput refuses a format that -o does not know.
+func checkOutput(format string) error {
+	if format != "text" && format != "json" {
+		return usageError{fmt.Errorf("-o %q: want text or json", format)}
+	}
+	return nil
+}
+
+func printJSON(out io.Writer, v any) error {
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 // askStatus reads the status from the admin socket.
@@ -144,7 +155,7 @@ func runPods(ctx context.Context, c *cmdline) error {
 			fmt.Fprintln(w, "NAMESPACE\tPOD\tINTERFACE\tADDRESSES\tHOST INTERFACE\tSTATE\tAGE")
 			for _, p := range s.Pods {
 				var addrs []string
-				for _, a := range slices.Concat(p.Addresses, p.Extra, p.Anycast) {
+				for _, a := range p.Bound() {
 					addrs = append(addrs, a.String())
 				}
 				name := p.Name

@@ -81,7 +81,7 @@ func (r *Routes) fromKernel(k netlink.Route, names map[int]string) node.Route {
 			vias = append(vias, node.Via{Addr: addrOf(hop.Gw), Link: names[hop.LinkIndex]})
 		}
 		route.Kind, route.Vias = node.RouteAnycast, node.MakeVias(vias)
-	case k.Type == unix.RTN_UNICAST && k.Gw == nil && k.Via == nil && len(k.MultiPath) == 0:
+	case k.Type == unix.RTN_UNICAST && k.Via == nil:
 		route.Kind, route.Link = node.RouteHost, names[k.LinkIndex]
 	}
 	return route
