@@ -110,22 +110,57 @@ func TestStaticAddress(t *testing.T) {
 			}
 		}
 		// The new node first: the old one's end takes nothing away.
-		moved, _ := claiming(t, l.Nodes[1], "b", claims)
-		must(t, p.Del(t.Context()))
-		reach()
-		// The old node first.
-		must(t, moved.Del(t.Context()))
-		claiming(t, l.Nodes[0], "c", claims)
-		reach()
+		var moved *lab.Pod
+		lost := losses(t, l, []string{static4, static6}, func() {
+			moved, _ = claiming(t, l.Nodes[1], "b", claims)
+			must(t, p.Del(t.Context()))
+			reach()
+		})
+		if most := 100 * time.Millisecond; lost > most { // the router learns of the withdrawal while packets are on their way
+			t.Errorf("not reached for %s while both nodes had it, want at most %s", lost, most)
+		}
+		// The old node first: it is not reached until the new one has it, and then at once.
+		var gap time.Duration
+		lost = losses(t, l, []string{static4, static6}, func() {
+			start := time.Now()
+			must(t, moved.Del(t.Context()))
+			claiming(t, l.Nodes[0], "c", claims)
+			gap = time.Since(start)
+			reach()
+		})
+		if most := gap + 500*time.Millisecond; lost > most {
+			t.Errorf("not reached for %s, want at most %s: for %s no node had it", lost, most, gap)
+		}
 	})
+}
+
+// losses tells for how long at most one of the addresses did not answer the client while something was done.
+func losses(t *testing.T, l *lab.Lab, addrs []string, do func()) (longest time.Duration) {
+	t.Helper()
+	var stops []func() (lab.Loss, error)
+	for _, addr := range addrs {
+		stop, err := lab.Probe(l.Client, netip.MustParseAddr(addr))
+		must(t, err)
+		stops = append(stops, stop)
+	}
+	do()
+	for i, stop := range stops {
+		loss, err := stop()
+		must(t, err)
+		t.Logf("%s: %d of %d lost", addrs[i], loss.Lost, loss.Sent)
+		longest = max(longest, time.Duration(loss.Lost)*lab.ProbeInterval)
+	}
+	return longest
 }
 
 // Three pods on two nodes share an anycast address: the router spreads flows over the nodes, and a node over its pods. A
 // connection goes on when a pod of the other node, then one of its own, ends; the address is withdrawn with the last. K03.
 func TestAnycast(t *testing.T) {
-	need(t, "birdc")
-	t.Parallel()
-	l := startGranting(t, "bird")
+	forRouters(t, testAnycast)
+}
+
+func testAnycast(t *testing.T, kind string) {
+	l := startGranting(t, kind)
 	claims := map[string]string{"gaggle.dev/anycast": shared4 + "," + shared6}
 	pods := make(map[string]*lab.Pod)
 	for name, n := range map[string]*lab.Node{"a": l.Nodes[0], "b": l.Nodes[0], "c": l.Nodes[1]} {

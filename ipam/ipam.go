@@ -5,8 +5,10 @@ package ipam
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 )
 
 // ErrExhausted means that the pool has no free address.
@@ -51,6 +53,28 @@ func CheckPrefix(p netip.Prefix) error {
 // used, of an IPv6 pool the subnet-router anycast address (RFC 4291 section 2.6.1).
 func Usable(pool netip.Prefix, a netip.Addr) bool {
 	return pool.Contains(a) && a != pool.Masked().Addr() && (a.Is6() || a != last(pool))
+}
+
+// Size returns how many addresses of a pool can be used at once, without its reserved parts; it is approximate beyond 2^53.
+func Size(pool netip.Prefix, reserved []netip.Prefix) float64 {
+	size := func(p netip.Prefix) float64 { return math.Exp2(float64(p.Addr().BitLen() - p.Bits())) }
+	unusable := []netip.Addr{pool.Masked().Addr()}
+	if pool.Addr().Is4() {
+		unusable = append(unusable, last(pool))
+	}
+	parts := slices.Clone(reserved)
+	for _, a := range unusable {
+		parts = append(parts, netip.PrefixFrom(a, a.BitLen()))
+	}
+	// The longer prefixes last, so that what lies in another, or is there twice, follows it.
+	slices.SortFunc(parts, func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
+	n := size(pool)
+	for i, p := range parts {
+		if !slices.ContainsFunc(parts[:i], func(larger netip.Prefix) bool { return larger.Contains(p.Addr()) }) {
+			n -= size(p)
+		}
+	}
+	return n
 }
 
 // Pick chooses a free address of a part of the pool, which may be the whole. The same seed gives the same address as long as

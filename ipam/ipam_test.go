@@ -140,24 +140,64 @@ func TestPickProperty(t *testing.T) {
 	}
 }
 
+// BenchmarkPick gives addresses out and takes as many back, in pools of very different sizes: as good as empty, with 100 000
+// addresses in use, or full to nine tenths where that is less.
 func BenchmarkPick(b *testing.B) {
-	for _, text := range []string{"10.0.0.0/24", "10.0.0.0/16", "2001:db8::/64"} {
+	const most = 100_000
+	for _, text := range []string{"10.0.0.0/24", "10.0.0.0/16", "2001:db8::/112", "2001:db8::/64", "2001:db8::/48"} {
 		pool := netip.MustParsePrefix(text)
-		for _, fill := range []float64{0, 0.9} {
-			if pool.Bits() == 64 && fill > 0 {
-				continue
-			}
-			used := make(map[netip.Addr]bool)
-			taken := func(a netip.Addr) bool { return used[a] }
-			for i := 0; float64(len(used)) < fill*float64(int(1)<<(32-min(pool.Bits(), 32))); i++ {
-				a, _ := Pick(pool, pool, seed(i), taken)
-				used[a] = true
-			}
-			b.Run(fmt.Sprintf("%s/full=%.0f%%", text, fill*100), func(b *testing.B) {
-				for i := 0; b.Loop(); i++ {
-					_, _ = Pick(pool, pool, seed(i), taken)
+		for _, share := range []float64{0, 0.9} {
+			fill := int(min(most, share*Size(pool, nil)))
+			var used []netip.Addr
+			held := make(map[netip.Addr]bool)
+			taken := func(a netip.Addr) bool { return held[a] }
+			pick := func(n int) {
+				a, err := Pick(pool, pool, seed(n), taken)
+				if err != nil {
+					b.Fatal(err)
 				}
+				held[a] = true
+				used = append(used, a)
+			}
+			n := 0
+			for ; n < fill; n++ {
+				pick(n)
+			}
+			b.Run(fmt.Sprintf("%s/used=%d", text, fill), func(b *testing.B) {
+				for b.Loop() {
+					pick(n)
+					i := n * 7919 % len(used)
+					delete(held, used[i])
+					used[i] = used[len(used)-1]
+					used = used[:len(used)-1]
+					n++
+				}
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "addresses/s")
 			})
+		}
+	}
+}
+
+func TestSize(t *testing.T) {
+	for _, tt := range []struct {
+		pool     string
+		reserved []string
+		want     float64
+	}{
+		{"10.0.0.0/24", nil, 254},
+		{"10.0.0.0/24", []string{"10.0.0.0/28"}, 239},                                  // with the network's address
+		{"10.0.0.0/24", []string{"10.0.0.16/28", "10.0.0.17/32", "10.0.0.16/28"}, 238}, // one in the other, one twice
+		{"10.0.0.0/24", []string{"10.0.0.0/24"}, 0},
+		{"10.0.0.0/29", []string{"10.0.0.7/32"}, 6},
+		{"2001:db8::/120", nil, 255},
+		{"2001:db8::/64", []string{"2001:db8::/65"}, 1 << 63},
+	} {
+		var reserved []netip.Prefix
+		for _, text := range tt.reserved {
+			reserved = append(reserved, netip.MustParsePrefix(text))
+		}
+		if got := Size(netip.MustParsePrefix(tt.pool), reserved); got != tt.want {
+			t.Errorf("Size(%s, %v) = %v, want %v", tt.pool, tt.reserved, got, tt.want)
 		}
 	}
 }

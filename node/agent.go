@@ -33,10 +33,13 @@ type Options struct {
 	Ends     Target[LinkName, End] // Delete is never called: links go with Datapath.Detach
 	Routes   Target[netip.Prefix, Route]
 	Learned  Target[netip.Prefix, Route]
-	Speaker  *Speaker // nil: no BGP
-	Secret   [32]byte // addresses are derived from it
-	Log      *slog.Logger
-	Now      func() time.Time
+	// Sources are what pods may send from, Masquerade what leaves the node under its own address, with the exceptions.
+	Sources    Target[LinkName, SourceCheck]
+	Masquerade Target[netip.Prefix, bgp.Prefixes]
+	Speaker    *Speaker // nil: no BGP
+	Secret     [32]byte // addresses are derived from it
+	Log        *slog.Logger
+	Now        func() time.Time
 	// Interval is how often everything is looked at although nothing seems wrong; 0 for every minute.
 	Interval time.Duration
 }
@@ -60,6 +63,8 @@ type Agent struct {
 	// owned by the pass
 	ends            *Syncer[LinkName, End]
 	routes, learned *Syncer[netip.Prefix, Route]
+	sources         *Syncer[LinkName, SourceCheck]
+	masquerade      *Syncer[netip.Prefix, bgp.Prefixes]
 	announcements   *Syncer[netip.Prefix, bgp.Announcement]
 	peers           *Syncer[bgp.PeerID, bgp.Peer]
 	facts           *facts // nil when they must be read again
@@ -85,6 +90,7 @@ type Pass struct {
 	World   World
 	Desired Desired
 	Routes  Failures[netip.Prefix] // host routes and aggregates that could not be made
+	Sources Failures[LinkName]     // links whose source addresses could not be checked
 	Err     error                  // everything that failed
 	Ended   time.Time
 	Took    time.Duration
@@ -99,6 +105,7 @@ func New(o Options) *Agent {
 		ends:    NewSyncer("link", o.Ends),
 		routes:  NewSyncer("route", o.Routes),
 		learned: NewSyncer("learned route", o.Learned),
+		sources: NewSyncer("source check", o.Sources), masquerade: NewSyncer("masquerade", o.Masquerade),
 	}
 	if o.Speaker != nil {
 		a.announcements = NewSyncer("announcement", o.Speaker.Announcements)

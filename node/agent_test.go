@@ -194,6 +194,14 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 				return nil
 			}
 		}, nil, wire.CodeKernel, "boom"},
+		{"source check", func(w *world) {
+			w.sources.SetFail(func(op string, _ node.LinkName) error {
+				if op == "put" {
+					return boom
+				}
+				return nil
+			})
+		}, nil, wire.CodeKernel, "boom"},
 		{"bad annotation", nil, func(r *cni.Request) {
 			r.Conf.Annotations = map[string]string{"gaggle.dev/ipv4": "maybe"}
 		}, wire.CodeAnnotation, `gaggle.dev/ipv4: "maybe"`},

@@ -108,6 +108,9 @@ func (a *Agent) wire(ctx context.Context, netns *os.File, att Attachment) error 
 // failure returns what keeps an attachment from being reached on this node.
 func (p Pass) failure(att Attachment) error {
 	var errs []error
+	if err, failed := p.Sources[LinkName(att.HostIf)]; failed {
+		errs = append(errs, err)
+	}
 	for _, addr := range att.Own() {
 		host := netip.PrefixFrom(addr, addr.BitLen())
 		if _, planned := p.Desired.Routes[host]; !planned {
@@ -170,7 +173,11 @@ func (a *Agent) finish(ctx context.Context, att Attachment) error {
 	if err := a.o.Datapath.Detach(ctx, a.withoutShared(att)); err != nil {
 		return err
 	}
-	return a.o.Store.Release(att.ID, a.config.Load().CoolDown)
+	if err := a.o.Store.Release(att.ID, a.config.Load().CoolDown); err != nil {
+		return err
+	}
+	a.Kick() // nobody waits for what goes only with the record
+	return nil
 }
 
 // withoutShared leaves out what another attachment has too: anycast addresses, and static ones that a newer sandbox of the

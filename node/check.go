@@ -87,6 +87,13 @@ func (a *Agent) checkOutside(ctx context.Context, att Attachment) (diffs []error
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
+	sources, err := a.o.Sources.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list source checks: %w", err)
+	}
+	if link := LinkName(att.HostIf); sources[link] != want.Sources[link] {
+		diffs = append(diffs, fmt.Errorf("the node does not check what %s sends from as it must", link))
+	}
 	var announced map[netip.Prefix]bgp.Announcement
 	if a.o.Speaker != nil {
 		if announced, err = a.o.Speaker.Announcements.List(ctx); err != nil {

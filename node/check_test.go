@@ -61,14 +61,15 @@ func TestCheckNamesEachDifference(t *testing.T) {
 			routes[six] = node.Route{Kind: node.RouteHost, Link: "ggl000000000000"}
 			w.routes.Set(routes)
 		}, "want {Kind:host Link:" + r.HostIf},
+		{"source check", func(*cni.Request) { w.sources.Set(nil) }, "does not check what "},
 		{"announcement", func(*cni.Request) { w.announced.Set(nil) }, "2001:db8:1::/64 is not announced"},
 		{"host interface in prevResult", func(req *cni.Request) { delete(req.Previous.MACs, r.HostIf) }, "interface " + r.HostIf + " is missing"},
 		{"address in prevResult", func(req *cni.Request) { req.Previous.IPs = nil }, "prevResult: address " + six.Addr().String() + " is missing"},
 		{"MAC", func(req *cni.Request) { req.Previous.MACs["eth0"] = "02:00:00:00:00:01" }, "want 02:00:00:00:00:01"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			routes, announced := w.routes.Items(), w.announced.Items()
-			defer func() { w.routes.Set(routes); w.announced.Set(announced) }()
+			routes, announced, sources := w.routes.Items(), w.announced.Items(), w.sources.Items()
+			defer func() { w.routes.Set(routes); w.announced.Set(announced); w.sources.Set(sources) }()
 			req := checkRequest(1, r)
 			tt.spoil(&req)
 			before := w.outside()

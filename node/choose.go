@@ -145,34 +145,49 @@ func (a *Agent) pick(att *Attachment, c Config, pools []Pool, pod Pod, taken Tak
 	return netip.Addr{}, "", errors.Join(errs...)
 }
 
+// A part is what of a pool a pod's address may come from, and what makes it so.
+type part struct {
+	pool   Pool
+	within netip.Prefix
+	algo   string
+}
+
 // pickOf takes an address from pools of one rank; an invalid one if there are no pools.
 func (a *Agent) pickOf(att *Attachment, c Config, pools []Pool, pod Pod, taken Taken) (netip.Addr, string, error) {
 	var errs []error
-	var parts []Pool // what of the pools the pod's address may come from
+	var parts []part
 	for _, p := range pools {
-		part, ok := pod.Intent.part(p.Prefix)
+		asked, ok := pod.Intent.part(p.Prefix)
 		if !ok {
-			errs = append(errs, fmt.Errorf("%w: %s does not contain %s, which the pod's annotation asks for", ErrAddress, p.Name, part))
+			errs = append(errs, fmt.Errorf("%w: %s does not contain %s, which the pod's annotation asks for", ErrAddress, p.Name, asked))
 			continue
 		}
 		unfit := func(addr netip.Addr) bool { return !p.Usable(addr) || taken.Addr(addr) || taken.Resting(addr) }
-		within, algo := a.composed(c, pod, att.ID, part)
-		parts = append(parts, Pool{Name: p.Name, Prefix: within, Reserved: p.Reserved})
+		within, algo := a.composed(c, pod, att.ID, asked)
+		parts = append(parts, part{p, within, algo})
 		addr, err := ipam.Pick(p.Prefix, within, [32]byte(a.derive(att.ID, "address", within.String())), unfit)
 		if err == nil {
-			if addr.Is6() {
-				att.IPAlgo = algo
-			}
+			att.composedBy(algo)
 			return addr, p.Name, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", p.Name, err))
 	}
 	for _, addr := range taken.Rested() {
-		if name, err := claim(parts, addr, taken.Addr); err == nil {
-			return addr, name, nil
+		for _, from := range parts {
+			if from.within.Contains(addr) && from.pool.Usable(addr) && !taken.Addr(addr) {
+				att.composedBy(from.algo)
+				return addr, from.pool.Name, nil
+			}
 		}
 	}
 	return netip.Addr{}, "", errors.Join(errs...)
+}
+
+// composedBy notes what the IPv6 address was composed by; IPv4 ones never are.
+func (a *Attachment) composedBy(algo string) {
+	if algo != "" {
+		a.IPAlgo = algo
+	}
 }
 
 // composed returns the part of a prefix that the pod's identity leads to, and the algorithm. One that does not serve falls

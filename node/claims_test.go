@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 	"github.com/gaggle-cni/gaggle/cni"
@@ -19,6 +20,7 @@ func grantingConfig() node.Config {
 		Namespaces: []string{"ns"}, Uses: []node.Use{node.UseAddresses, node.UseAnycast},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/28"), netip.MustParsePrefix("2001:db8:f::/64"), netip.MustParsePrefix("192.0.2.0/24")},
 	}}
+	config.Services = []netip.Prefix{netip.MustParsePrefix("203.0.113.14/31")}
 	return config
 }
 
@@ -90,6 +92,8 @@ func TestClaimsAreRefused(t *testing.T) {
 		{annotated(3, node.AnnotationAddresses, "192.0.2.10"), wire.CodeForbidden, "an address of the node"},
 		{annotated(3, node.AnnotationAddresses, "192.0.2.1"), wire.CodeForbidden, "of a peer"},
 		{annotated(3, node.AnnotationAnycast, "192.0.2.1"), wire.CodeForbidden, "of a peer"},
+		{annotated(3, node.AnnotationAddresses, "203.0.113.14"), wire.CodeForbidden, "of the cluster's service range"},
+		{annotated(3, node.AnnotationAnycast, "203.0.113.15"), wire.CodeForbidden, "of the cluster's service range"},
 		{annotated(3, node.AnnotationAddresses, "203.0.113.1"), wire.CodeAddress, "is that of pod ns/p1 (container c1)"},
 		{annotated(3, node.AnnotationAnycast, "203.0.113.1"), wire.CodeAddress, "is that of pod ns/p1 (container c1)"},
 		{annotated(3, node.AnnotationAddresses, "203.0.113.9"), wire.CodeAddress, "is that of pod ns/p2 (container c2)"},
@@ -234,6 +238,37 @@ func TestComposedAddresses(t *testing.T) {
 			if err := w.del(n); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// The last address of a full pool is given out although it rests, and what it was composed by is on record all the same.
+func TestComposedAddressThatRested(t *testing.T) {
+	config := testConfig()
+	config.CoolDown = time.Hour
+	config.Pools[0].Prefix = netip.MustParsePrefix("2001:db8:1::/112")
+	config.IPAlgo = ipam.Algo{{Name: ipam.FieldNamespace, Bits: 8}}
+	part, err := config.IPAlgo.Prefix(config.Pools[0].Prefix, node.Identity("node1", node.PodKey{Namespace: "ns", Name: "p1"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := part.Addr().As16() // of its 256 addresses one is left
+	for bits := part.Bits() + 1; bits <= 128; bits++ {
+		b[15] = 1 << (128 - bits)
+		config.Pools[0].Reserved = append(config.Pools[0].Reserved, netip.PrefixFrom(netip.AddrFrom16(b), bits))
+	}
+	b[15] = 0
+	w := newWorld(t, config)
+	w.start()
+	for n := range 2 {
+		if got := w.mustAdd(request(n)).IPs[0].Address.Addr(); got != netip.AddrFrom16(b) {
+			t.Errorf("pod %d has %s, want the only one that is left", n, got)
+		}
+		if got := w.db.All()[0].IPAlgo; got != "namespace/8" {
+			t.Errorf("pod %d: composed by %q", n, got)
+		}
+		if err := w.del(n); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -19,6 +20,10 @@ type Config struct {
 	CoolDown time.Duration // how long an address rests before another pod gets it
 	IPAlgo   ipam.Algo     // of pods that do not say; empty for random addresses
 	Grants   []Grant       // what annotations may claim
+	// Services are the cluster's ranges of service addresses, which no pod can have.
+	Services []netip.Prefix
+	// NoSourceCheck lets pods send from any address.
+	NoSourceCheck bool
 	// NodeIPs override the node's own addresses, which are otherwise those of its uplink.
 	NodeIPs bgp.NextHops
 	BGP     *BGP // nil: no BGP
@@ -26,15 +31,30 @@ type Config struct {
 
 // A Pool is a prefix that pods get addresses from.
 type Pool struct {
-	Name   string
-	Prefix netip.Prefix
-	// Hosts announces each address by itself instead of the prefix.
-	Hosts bool
+	Name     string
+	Prefix   netip.Prefix
+	Announce Announce
+	// Masquerade lets what leaves the node have the node's own address, but for these destinations.
+	Masquerade bool
+	Direct     bgp.Prefixes
 	// Namespaces restricts the pool to pods of these; empty for all.
 	Namespaces []string
 	// Reserved are parts that no pod gets an address from.
 	Reserved []netip.Prefix
 }
+
+// Announce says how a pool's addresses are announced.
+type Announce string
+
+// The ways to announce a pool.
+const (
+	AnnounceAggregate Announce = ""      // the prefix
+	AnnounceHosts     Announce = "Hosts" // each address that is in use
+	AnnounceNone      Announce = "None"  // not at all
+)
+
+// String returns what a NodeConfig says.
+func (a Announce) String() string { return cmp.Or(string(a), "Aggregate") }
 
 // Usable reports whether a pod may have the address.
 func (p Pool) Usable(a netip.Addr) bool {
@@ -85,12 +105,16 @@ func (c Config) poolFamilies(namespace string) (f bgp.Families) {
 
 // poolOf returns the name of the pool that an address is of; nothing if there is none any more.
 func (c Config) poolOf(addr netip.Addr) string {
-	for _, p := range c.Pools {
-		if p.Prefix.Contains(addr) {
-			return p.Name
-		}
+	p, _ := c.poolWith(addr)
+	return p.Name
+}
+
+func (c Config) poolWith(addr netip.Addr) (Pool, bool) {
+	i := slices.IndexFunc(c.Pools, func(p Pool) bool { return p.Prefix.Contains(addr) })
+	if i < 0 {
+		return Pool{}, false
 	}
-	return ""
+	return c.Pools[i], true
 }
 
 // destinations returns what the node must know the way to: the default routes and its peers.

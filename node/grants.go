@@ -72,6 +72,8 @@ func (a *Agent) claims(c Config, pod Pod, own map[netip.Addr]bool) (claims, erro
 				problems = append(problems, err)
 			case own[addr]:
 				problems = append(problems, fmt.Errorf("%w: %s is an address of the node, of a peer or of a router, which no pod can have", ErrNotGranted, addr))
+			case slices.ContainsFunc(c.Services, func(p netip.Prefix) bool { return p.Contains(addr) }):
+				problems = append(problems, fmt.Errorf("%w: %s is of the cluster's service range, which no pod can have", ErrNotGranted, addr))
 			default:
 				problems = append(problems, a.holder(pod, use, addr))
 			}

@@ -24,6 +24,8 @@ var (
 		"The attachments on record, by whether they are complete.", []string{"state"}, nil)
 	descPool = prometheus.NewDesc("gaggle_pool_addresses_used",
 		"The addresses of a pool that are in use.", []string{"pool", "family"}, nil)
+	descPoolSize = prometheus.NewDesc("gaggle_pool_addresses",
+		"The addresses of a pool that can be in use at once.", []string{"pool", "family"}, nil)
 	descRoutes = prometheus.NewDesc("gaggle_routes",
 		"The routes the node process wants in the kernel.", []string{"kind"}, nil)
 	descAnnouncements = prometheus.NewDesc("gaggle_announcements",
@@ -64,7 +66,7 @@ func (m *Metrics) Observe(command string, code uint, took time.Duration) {
 // Describe implements [prometheus.Collector].
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descInfo, descAttachments, descPool, descRoutes, descAnnouncements, descEstablished, descPass, descPassErrors,
+		descInfo, descAttachments, descPool, descPoolSize, descRoutes, descAnnouncements, descEstablished, descPass, descPassErrors,
 	} {
 		ch <- d
 	}
@@ -89,7 +91,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descAttachments, n, state)
 	}
 	for _, p := range s.Pools {
-		gauge(descPool, float64(p.Used), p.Name, bgp.FamilyOf(p.Prefix.Addr()).String())
+		family := bgp.FamilyOf(p.Prefix.Addr()).String()
+		gauge(descPool, float64(p.Used), p.Name, family)
+		gauge(descPoolSize, p.Size, p.Name, family)
 	}
 	routes := map[RouteKind]float64{RouteHost: 0, RouteAggregate: 0, RouteLearned: 0}
 	for _, r := range s.Routes {

@@ -173,6 +173,33 @@ type End struct {
 	Settings   bool // the kernel's settings of the link are as the families need
 }
 
+// A SourceCheck is what a link's container may send from.
+type SourceCheck struct {
+	On    bool // all else is dropped
+	Addrs Addrs
+}
+
+// Addrs is a set of addresses as canonical text, sorted, without repeats.
+type Addrs string
+
+// MakeAddrs returns the set.
+func MakeAddrs(addrs []netip.Addr) Addrs {
+	sorted := slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
+	texts := make([]string, 0, len(sorted))
+	for _, a := range slices.Compact(sorted) {
+		texts = append(texts, a.String())
+	}
+	return Addrs(strings.Join(texts, " "))
+}
+
+// Values returns the addresses in order.
+func (a Addrs) Values() (addrs []netip.Addr) {
+	for text := range strings.FieldsSeq(string(a)) {
+		addrs = append(addrs, netip.MustParseAddr(text))
+	}
+	return addrs
+}
+
 // An Uplink is how the node reaches one destination.
 type Uplink struct {
 	Link       string

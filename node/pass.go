@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 )
 
@@ -25,7 +24,7 @@ func (a *Agent) pass(ctx context.Context) Pass {
 		p.Desired = a.Last().Desired
 	} else {
 		p.Desired = Plan(w)
-		p.Routes, p.Err = a.apply(ctx, p.Desired)
+		a.apply(ctx, &p)
 	}
 	p.Ended = a.o.Now()
 	p.Took = p.Ended.Sub(start)
@@ -48,6 +47,8 @@ func (a *Agent) begin() []chan<- Pass {
 		a.ends.Doubt()
 		a.routes.Doubt()
 		a.learned.Doubt()
+		a.sources.Doubt()
+		a.masquerade.Doubt()
 		if a.o.Speaker != nil {
 			a.announcements.Doubt()
 			a.peers.Doubt()
@@ -85,15 +86,20 @@ func look(ctx context.Context, c Config, d Datapath) (f facts, err error) {
 	return f, err
 }
 
-func (a *Agent) apply(ctx context.Context, want Desired) (Failures[netip.Prefix], error) {
+// apply makes what the pass wants so, and notes in it what failed. A pod that cannot send from other addresses than its own is
+// reached only then.
+func (a *Agent) apply(ctx context.Context, p *Pass) {
+	want := p.Desired
 	ends := a.ends.Ensure(ctx, want.Ends)
 	a.ends.Keep(want.Ends)
-	routes := a.routes.Ensure(ctx, want.Routes)
-	errs := []error{ends.Err(), routes.Err()}
+	p.Sources = a.sources.Ensure(ctx, want.Sources)
+	masquerade := a.masquerade.Ensure(ctx, want.Masquerade)
+	p.Routes = a.routes.Ensure(ctx, want.Routes)
+	errs := []error{ends.Err(), p.Sources.Err(), masquerade.Err(), p.Routes.Err()}
 	if a.o.Speaker != nil {
 		announce := maps.Clone(want.Announce)
-		for p := range routes {
-			delete(announce, p)
+		for prefix := range p.Routes {
+			delete(announce, prefix)
 		}
 		announced := a.announcements.Ensure(ctx, announce).Err()
 		errs = append(errs, announced)
@@ -107,8 +113,10 @@ func (a *Agent) apply(ctx context.Context, want Desired) (Failures[netip.Prefix]
 	errs = append(errs,
 		a.learned.Ensure(ctx, want.Learned).Err(),
 		a.learned.Prune(ctx, want.Learned).Err(),
-		a.routes.Prune(ctx, want.Routes).Err())
-	return routes, errors.Join(errs...)
+		a.routes.Prune(ctx, want.Routes).Err(),
+		a.masquerade.Prune(ctx, want.Masquerade).Err(),
+		a.sources.Prune(ctx, want.Sources).Err())
+	p.Err = errors.Join(errs...)
 }
 
 // Last returns the last pass; the zero Pass before the first.

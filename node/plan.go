@@ -28,7 +28,11 @@ type Desired struct {
 	Learned  map[netip.Prefix]Route
 	Announce map[netip.Prefix]bgp.Announcement
 	Peers    map[bgp.PeerID]bgp.Peer
-	Refused  []error // claims that have lost their grant
+
+	Sources    map[LinkName]SourceCheck
+	Masquerade map[netip.Prefix]bgp.Prefixes // with the destinations that are not
+
+	Refused []error // claims that have lost their grant
 }
 
 // Plan says what must hold outside, given the world. It is a pure function: an ADD, a repair and a restart call it with
@@ -40,10 +44,16 @@ func Plan(w World) Desired {
 		Learned:  make(map[netip.Prefix]Route),
 		Announce: make(map[netip.Prefix]bgp.Announcement),
 		Peers:    make(map[bgp.PeerID]bgp.Peer),
+
+		Sources:    make(map[LinkName]SourceCheck),
+		Masquerade: make(map[netip.Prefix]bgp.Prefixes),
 	}
 	self := w.self()
 	newest := w.holders()
 	for _, a := range w.Attachments {
+		if !w.Config.NoSourceCheck { // also of one that comes or goes: its container may be running
+			d.Sources[LinkName(a.HostIf)] = SourceCheck{On: true, Addrs: MakeAddrs(a.Bound())}
+		}
 		if a.Committed {
 			d.planAttachment(a, w.Config, self, newest)
 		}
@@ -51,8 +61,11 @@ func Plan(w World) Desired {
 	d.planAnycast(w, self)
 	for _, p := range w.Config.Pools {
 		d.Routes[p.Prefix] = Route{Kind: RouteAggregate}
-		if !p.Hosts {
+		if p.Announce == AnnounceAggregate {
 			d.announce(w.Config, p.Prefix, bgp.KindPool)
+		}
+		if p.Masquerade {
+			d.Masquerade[p.Prefix] = p.Direct
 		}
 	}
 	d.planPeers(w)
@@ -93,7 +106,7 @@ func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newe
 				continue
 			}
 		}
-		if !c.covered(addr) {
+		if kind == bgp.KindAddresses && !c.covered(addr) || kind == bgp.KindPod && c.announcesAlone(addr) {
 			d.announce(c, host, kind)
 		}
 	}
@@ -133,15 +146,17 @@ func (a Attachment) End() End {
 	}
 }
 
-// covered reports whether an announced aggregate draws the address's traffic to this node. A pool may have gone from the
-// configuration while its pods live on.
+// covered reports whether an announced aggregate draws the address's traffic to this node.
 func (c Config) covered(addr netip.Addr) bool {
-	for _, p := range c.Pools {
-		if !p.Hosts && p.Prefix.Contains(addr) {
-			return true
-		}
-	}
-	return false
+	p, ok := c.poolWith(addr)
+	return ok && p.Announce == AnnounceAggregate
+}
+
+// announcesAlone reports whether a pool's address is announced by itself. A pool may have gone from the configuration while
+// its pods live on.
+func (c Config) announcesAlone(addr netip.Addr) bool {
+	p, ok := c.poolWith(addr)
+	return !ok || p.Announce == AnnounceHosts
 }
 
 func (d Desired) announce(c Config, p netip.Prefix, kind bgp.Kind) {

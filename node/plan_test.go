@@ -23,7 +23,8 @@ func TestPlan(t *testing.T) {
 	config := Config{
 		Pools: []Pool{
 			{Name: "six", Prefix: pfx("2001:db8:1::/64")},
-			{Name: "dmz", Prefix: pfx("10.9.0.0/24"), Hosts: true},
+			{Name: "dmz", Prefix: pfx("10.9.0.0/24"), Announce: AnnounceHosts},
+			{Name: "inner", Prefix: pfx("10.8.0.0/24"), Announce: AnnounceNone, Masquerade: true, Direct: "10.0.0.0/8"},
 		},
 		BGP: &BGP{
 			ASN:        64512,
@@ -38,6 +39,7 @@ func TestPlan(t *testing.T) {
 			{ID: cni.ID{ContainerID: "b"}, HostIf: "gglb", Addrs: []netip.Addr{addr("2001:db8:1::6")}}, // pending
 			// A pool that has gone from the configuration: its pod is announced by itself.
 			{ID: cni.ID{ContainerID: "c"}, HostIf: "gglc", Addrs: []netip.Addr{addr("10.200.0.1")}, Committed: true},
+			{ID: cni.ID{ContainerID: "d"}, HostIf: "ggld", Addrs: []netip.Addr{addr("10.8.0.5")}, Committed: true},
 		},
 		Uplinks: map[netip.Addr]Uplink{
 			addr("0.0.0.0"):   {Link: "eth0", MTU: 9000, IPv4: addr("203.0.113.1")},
@@ -56,6 +58,7 @@ func TestPlan(t *testing.T) {
 	want := Desired{
 		Ends: map[LinkName]End{
 			"ggla": {IPv4: true, IPv6: true, Up: true, Settings: true}, "gglc": {IPv4: true, Up: true, Settings: true},
+			"ggld": {IPv4: true, Up: true, Settings: true},
 		},
 		Routes: map[netip.Prefix]Route{
 			pfx("2001:db8:1::/64"):   {Kind: RouteAggregate},
@@ -63,6 +66,8 @@ func TestPlan(t *testing.T) {
 			pfx("2001:db8:1::5/128"): {Kind: RouteHost, Link: "ggla", Source: addr("2001:db8:2::10")},
 			pfx("10.9.0.5/32"):       {Kind: RouteHost, Link: "ggla", Source: addr("203.0.113.1")},
 			pfx("10.200.0.1/32"):     {Kind: RouteHost, Link: "gglc", Source: addr("203.0.113.1")},
+			pfx("10.8.0.0/24"):       {Kind: RouteAggregate},
+			pfx("10.8.0.5/32"):       {Kind: RouteHost, Link: "ggld", Source: addr("203.0.113.1")},
 		},
 		Announce: map[netip.Prefix]bgp.Announcement{
 			pfx("2001:db8:1::/64"): {Kind: bgp.KindPool},
@@ -72,6 +77,12 @@ func TestPlan(t *testing.T) {
 		Peers: map[bgp.PeerID]bgp.Peer{
 			tor: {Name: "tor", ASN: 64500, NextHops: bgp.NextHops{IPv4: addr("192.0.2.10"), IPv6: addr("2001:db8:2::10")}},
 		},
+		// Also of what is pending: its container may be running.
+		Sources: map[LinkName]SourceCheck{
+			"ggla": {On: true, Addrs: "10.9.0.5 2001:db8:1::5"}, "gglb": {On: true, Addrs: "2001:db8:1::6"},
+			"gglc": {On: true, Addrs: "10.200.0.1"}, "ggld": {On: true, Addrs: "10.8.0.5"},
+		},
+		Masquerade: map[netip.Prefix]bgp.Prefixes{pfx("10.8.0.0/24"): "10.0.0.0/8"},
 		Learned: map[netip.Prefix]Route{
 			pfx("0.0.0.0/0"):    {Kind: RouteLearned, Source: addr("203.0.113.1"), Hops: "192.0.2.1"},
 			pfx("192.0.0.0/16"): {Kind: RouteLearned, Source: addr("203.0.113.1"), Hops: "192.0.2.1"},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
+	"github.com/gaggle-cni/gaggle/ipam"
 )
 
 // Status is the one document from which the command line, the metrics and the checks read what the node does. Its JSON is
@@ -23,6 +24,7 @@ type Status struct {
 	Pass          PassStatus           `json:"pass"`
 	BGP           *BGPStatus           `json:"bgp,omitempty"`
 	IPAlgo        string               `json:"ipAlgo,omitempty"` // of pods that do not say
+	SourceCheck   bool                 `json:"sourceCheck"`      // pods send from their own addresses only
 	Pools         []PoolStatus         `json:"pools"`
 	Pods          []PodStatus          `json:"pods"`
 	Announcements []AnnouncementStatus `json:"announcements"`
@@ -49,8 +51,11 @@ type BGPStatus struct {
 type PoolStatus struct {
 	Name      string       `json:"name"`
 	Prefix    netip.Prefix `json:"prefix"`
-	Announced string       `json:"announced"` // Aggregate or Hosts
+	Announced string       `json:"announced"` // Aggregate, Hosts or None
 	Used      int          `json:"used"`
+	Size      float64      `json:"size"` // how many addresses can be used at once; large ones are approximate
+	// Masquerade tells that what leaves the node has the node's own address.
+	Masquerade bool `json:"masquerade,omitempty"`
 }
 
 // PodStatus is an attachment.
@@ -109,7 +114,7 @@ type RouteStatus struct {
 func (a *Agent) Status(ctx context.Context) (Status, error) {
 	c, p := *a.config.Load(), a.Last()
 	s := Status{
-		Node: c.Node, Time: a.o.Now(), IPAlgo: c.IPAlgo.String(),
+		Node: c.Node, Time: a.o.Now(), IPAlgo: c.IPAlgo.String(), SourceCheck: !c.NoSourceCheck,
 		Pass:          PassStatus{Time: p.Ended, Took: p.Took.Round(time.Microsecond).String(), Errors: lines(p.Err)},
 		Pods:          podStatus(a.o.Store.All()),
 		Pools:         poolStatus(c, a.o.Store.All()),
@@ -209,10 +214,7 @@ func podStatus(all []Attachment) []PodStatus {
 func poolStatus(c Config, all []Attachment) []PoolStatus {
 	pools := make([]PoolStatus, 0, len(c.Pools))
 	for _, p := range c.Pools {
-		st := PoolStatus{Name: p.Name, Prefix: p.Prefix, Announced: "Aggregate"}
-		if p.Hosts {
-			st.Announced = "Hosts"
-		}
+		st := PoolStatus{Name: p.Name, Prefix: p.Prefix, Announced: p.Announce.String(), Masquerade: p.Masquerade, Size: ipam.Size(p.Prefix, p.Reserved)}
 		for _, a := range all {
 			for _, addr := range a.Own() {
 				if p.Prefix.Contains(addr) {

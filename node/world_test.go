@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 	"github.com/gaggle-cni/gaggle/cni"
@@ -31,6 +32,8 @@ type world struct {
 	datapath        *nodetest.Datapath
 	ends            *nodetest.Target[node.LinkName, node.End]
 	routes, learned *nodetest.Target[netip.Prefix, node.Route]
+	sources         *nodetest.Target[node.LinkName, node.SourceCheck]
+	masquerade      *nodetest.Target[netip.Prefix, bgp.Prefixes]
 	announced       *nodetest.Target[netip.Prefix, bgp.Announcement]
 	peers           *nodetest.Target[bgp.PeerID, bgp.Peer]
 	sessions        *nodetest.Sessions
@@ -68,12 +71,14 @@ func newWorld(tb testing.TB, config node.Config) *world {
 		datapath: &nodetest.Datapath{Fuse: fuse, Uplink: node.Uplink{
 			Link: "eth0", MTU: 1400, IPv4: netip.MustParseAddr("192.0.2.10"), IPv6: netip.MustParseAddr("2001:db8::10"),
 		}},
-		ends:      &nodetest.Target[node.LinkName, node.End]{Fuse: fuse},
-		routes:    &nodetest.Target[netip.Prefix, node.Route]{Fuse: fuse},
-		learned:   &nodetest.Target[netip.Prefix, node.Route]{Fuse: fuse},
-		announced: &nodetest.Target[netip.Prefix, bgp.Announcement]{Fuse: fuse},
-		peers:     &nodetest.Target[bgp.PeerID, bgp.Peer]{Fuse: fuse},
-		sessions:  &nodetest.Sessions{},
+		ends:       &nodetest.Target[node.LinkName, node.End]{Fuse: fuse},
+		routes:     &nodetest.Target[netip.Prefix, node.Route]{Fuse: fuse},
+		learned:    &nodetest.Target[netip.Prefix, node.Route]{Fuse: fuse},
+		sources:    &nodetest.Target[node.LinkName, node.SourceCheck]{Fuse: fuse},
+		masquerade: &nodetest.Target[netip.Prefix, bgp.Prefixes]{Fuse: fuse},
+		announced:  &nodetest.Target[netip.Prefix, bgp.Announcement]{Fuse: fuse},
+		peers:      &nodetest.Target[bgp.PeerID, bgp.Peer]{Fuse: fuse},
+		sessions:   &nodetest.Sessions{},
 	}
 	tb.Cleanup(func() {
 		w.kill()
@@ -91,6 +96,7 @@ func (w *world) start() {
 	w.agent = node.New(node.Options{
 		Config: w.config, Store: &nodetest.Store{Store: w.db, Fuse: w.fuse}, Datapath: w.datapath,
 		Ends: w.ends, Routes: w.routes, Learned: w.learned,
+		Sources: w.sources, Masquerade: w.masquerade,
 		Speaker: &node.Speaker{Announcements: w.announced, Peers: w.peers, Sessions: w.sessions},
 		Secret:  w.db.Secret(), Log: slog.New(slog.DiscardHandler), Now: time.Now,
 	})
@@ -143,10 +149,16 @@ type outside struct {
 	Routes    map[netip.Prefix]node.Route
 	Announced map[netip.Prefix]bgp.Announcement
 	Peers     map[bgp.PeerID]bgp.Peer
+	Sources   map[node.LinkName]node.SourceCheck
 }
 
 func (w *world) outside() outside {
-	o := outside{Routes: w.routes.Items(), Announced: w.announced.Items(), Peers: w.peers.Items()}
+	if w.stop != nil { // what goes with the record of a pod, goes with the pass after
+		if _, err := w.agent.Settle(w.t.Context()); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	o := outside{Routes: w.routes.Items(), Announced: w.announced.Items(), Peers: w.peers.Items(), Sources: w.sources.Items()}
 	for name := range w.datapath.Links() {
 		o.Links = append(o.Links, name)
 	}
@@ -177,7 +189,7 @@ func (w *world) check(live map[int]bool) {
 		w.t.Errorf("%d records, want %d", len(records), len(live))
 	}
 	want := node.Plan(node.World{Config: w.config, Attachments: records, Uplinks: w.uplinks()})
-	wantOutside := outside{Links: links, Routes: want.Routes, Announced: want.Announce, Peers: want.Peers}
+	wantOutside := outside{Links: links, Routes: want.Routes, Announced: want.Announce, Peers: want.Peers, Sources: want.Sources}
 	if diff := cmp.Diff(wantOutside, w.outside(), cmpOptions()...); diff != "" {
 		w.t.Errorf("outside (-want +got):\n%s", diff)
 	}
@@ -193,5 +205,5 @@ func (w *world) uplinks() map[netip.Addr]node.Uplink {
 }
 
 func cmpOptions() []cmp.Option {
-	return []cmp.Option{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
+	return []cmp.Option{cmpopts.EquateEmpty(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
 }

@@ -100,6 +100,8 @@ func withFaults(o node.Options) node.Options {
 	o.Ends = faulty[node.LinkName, node.End]{"end", o.Ends}
 	o.Routes = faulty[netip.Prefix, node.Route]{"route", o.Routes}
 	o.Learned = faulty[netip.Prefix, node.Route]{"learned route", o.Learned}
+	o.Sources = faulty[node.LinkName, node.SourceCheck]{"source check", o.Sources}
+	o.Masquerade = faulty[netip.Prefix, bgp.Prefixes]{"masquerade", o.Masquerade}
 	if o.Speaker != nil {
 		o.Speaker.Announcements = faulty[netip.Prefix, bgp.Announcement]{"announcement", o.Speaker.Announcements}
 		o.Speaker.Peers = faulty[bgp.PeerID, bgp.Peer]{"peer", o.Speaker.Peers}

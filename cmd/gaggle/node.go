@@ -233,6 +233,7 @@ func (p *process) openStore(ctx context.Context, bootID string) (err error) {
 func (p *process) makeAgent() {
 	o := node.Options{
 		Config: p.config, Store: p.db, Datapath: p.dp, Ends: p.dp.Ends(), Routes: p.dp.Routes(), Learned: p.dp.Learned(),
+		Sources: p.dp.Sources(), Masquerade: p.dp.Masquerade(),
 		Secret: p.db.Secret(), Log: p.log, Now: time.Now,
 	}
 	if p.speaker != nil {

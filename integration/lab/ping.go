@@ -116,7 +116,10 @@ func Ping(ctx context.Context, from NS, to netip.Addr) (time.Duration, error) {
 // A Loss is what a [Probe] saw.
 type Loss struct{ Sent, Lost int }
 
-// Probe pings at 50 Hz until stop is called, and then says how many requests were not answered within a second.
+// ProbeInterval is the time between two requests of a [Probe].
+const ProbeInterval = 20 * time.Millisecond
+
+// Probe pings each ProbeInterval until stop is called, and then says how many requests were not answered within a second.
 func Probe(from NS, to netip.Addr) (stop func() (Loss, error), err error) {
 	p, err := NewPinger(from, to)
 	if err != nil {
@@ -125,7 +128,7 @@ func Probe(from NS, to netip.Addr) (stop func() (Loss, error), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	loops.Go(func() {
-		ticker := time.NewTicker(20 * time.Millisecond)
+		ticker := time.NewTicker(ProbeInterval)
 		defer ticker.Stop()
 		for ctx.Err() == nil {
 			_ = p.send() // counted as sent, and so as lost

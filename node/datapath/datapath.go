@@ -52,6 +52,7 @@ type Datapath struct {
 
 	expected expected
 	purger   purger
+	nft      nftState
 }
 
 var _ node.Datapath = (*Datapath)(nil)
@@ -74,6 +75,9 @@ func New(o Options) (*Datapath, error) {
 // Close releases the sockets. Nothing in the kernel changes.
 func (d *Datapath) Close() {
 	d.purger.all.Wait()
+	d.nft.mu.Lock()
+	d.dropNft()
+	d.nft.mu.Unlock()
 	for {
 		select {
 		case h := <-d.handles:

@@ -78,6 +78,9 @@ func (d *Datapath) watchOnce(ctx context.Context) error {
 		return fmt.Errorf("subscribe to routes: %w", err)
 	}
 	drained.Go(func() { each(routes, d.routeChanged) })
+	if err := d.watchNft(done, &drained, fail); err != nil {
+		return err
+	}
 	d.o.Changed() // whatever happened before the subscription
 
 	select {

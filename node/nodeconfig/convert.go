@@ -48,6 +48,13 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 	}
 	spec := doc.Spec
 	pools := c.pools(spec.Pools)
+	services := c.prefixes("spec.serviceCIDRs", spec.ServiceCIDRs, func(path string, p netip.Prefix) {
+		for _, pool := range pools {
+			if pool.Prefix.Overlaps(p) {
+				c.problem(path, "%s: overlaps pool %q (%s); a pod could get a service's address", p, pool.Name, pool.Prefix)
+			}
+		}
+	})
 	return node.Config{
 		Node:     c.o.Node,
 		Pools:    pools,
@@ -56,7 +63,10 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 		CoolDown: c.duration("spec.defaults.coolDown", spec.Defaults.CoolDown, defaultCoolDown, 0, maxCoolDown),
 		IPAlgo:   c.ipAlgo("spec.defaults.ipAlgo", spec.Defaults.IPAlgo, pools),
 		Grants:   c.grants(spec.Grants),
-		BGP:      c.bgp(spec.BGP, pools),
+
+		Services:      services,
+		NoSourceCheck: spec.Defaults.SourceCheck != nil && !*spec.Defaults.SourceCheck,
+		BGP:           c.bgp(spec.BGP, pools),
 	}
 }
 
@@ -69,10 +79,7 @@ func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
 	for i, r := range raw {
 		path := fmt.Sprintf("spec.pools[%d]", i)
 		c.name(path+".name", r.Name, seen)
-		p := node.Pool{Name: r.Name, Hosts: r.Announce == "Hosts", Namespaces: slices.Clone(r.Namespaces)}
-		if r.Announce != "" && r.Announce != "Aggregate" && r.Announce != "Hosts" {
-			c.problem(path+".announce", "%q: want Aggregate or Hosts", r.Announce)
-		}
+		p := node.Pool{Name: r.Name, Announce: c.announce(path+".announce", r.Announce), Namespaces: slices.Clone(r.Namespaces)}
 		if r.Source != "" {
 			c.problem(path+".source", "%q: needs Kubernetes, which this version does not speak to yet; give the pool a cidr", r.Source)
 			continue
@@ -86,6 +93,7 @@ func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
 				c.problem(path+".cidr", "%s: overlaps %s of pool %q", p.Prefix, other.Prefix, other.Name)
 			}
 		}
+		c.masquerade(path+".masquerade", &p, r.Masquerade)
 		p.Reserved = c.prefixes(path+".reserved", r.Reserved, func(path string, part netip.Prefix) {
 			if part.Bits() < p.Prefix.Bits() || !p.Prefix.Contains(part.Addr()) {
 				c.problem(path, "%s: is no part of %s", part, p.Prefix)
@@ -94,6 +102,31 @@ func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
 		pools = append(pools, p)
 	}
 	return pools
+}
+
+func (c *converter) announce(path, text string) node.Announce {
+	switch text {
+	case "", "Aggregate":
+		return node.AnnounceAggregate
+	case "Hosts":
+		return node.AnnounceHosts
+	case "None":
+		return node.AnnounceNone
+	}
+	c.problem(path, "%q: want Aggregate, Hosts or None", text)
+	return node.AnnounceAggregate
+}
+
+func (c *converter) masquerade(path string, p *node.Pool, raw *v1alpha1.Masquerade) {
+	if raw == nil {
+		return
+	}
+	p.Masquerade = true
+	p.Direct = bgp.MakePrefixes(c.prefixes(path+".except", raw.Except, func(path string, to netip.Prefix) {
+		if to.Addr().Is4() != p.Prefix.Addr().Is4() {
+			c.problem(path, "%s: the pool is %s", to, p.Family())
+		}
+	}))
 }
 
 // prefixes reads a list and checks each.

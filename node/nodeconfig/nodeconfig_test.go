@@ -40,7 +40,9 @@ spec:
   pools:
   - {name: six, cidr: "2001:db8:1::/64", reserved: ["2001:db8:1::/112", "2001:db8:1::1:5"]}
   - {name: dmz, cidr: 10.1.0.0/24, announce: Hosts, namespaces: [dmz]}
-  defaults: {families: [IPv6], mtu: 1400, coolDown: 90s, ipAlgo: "namespace,app/8"}
+  - {name: inner, cidr: 10.2.0.0/24, announce: None, masquerade: {except: [192.0.2.0/24, 10.0.0.0/8]}}
+  defaults: {families: [IPv6], mtu: 1400, coolDown: 90s, ipAlgo: "namespace,app/8", sourceCheck: false}
+  serviceCIDRs: [10.96.0.0/16]
   grants:
   - {namespaces: [edge, web], prefixes: [203.0.113.0/28, "2001:db8:f::5"], uses: [Anycast, Addresses]}
   bgp:
@@ -77,8 +79,10 @@ func TestParse(t *testing.T) {
 			{Name: "six", Prefix: netip.MustParsePrefix("2001:db8:1::/64"), Reserved: []netip.Prefix{
 				netip.MustParsePrefix("2001:db8:1::/112"), netip.MustParsePrefix("2001:db8:1::1:5/128"),
 			}},
-			{Name: "dmz", Prefix: netip.MustParsePrefix("10.1.0.0/24"), Hosts: true, Namespaces: []string{"dmz"}},
+			{Name: "dmz", Prefix: netip.MustParsePrefix("10.1.0.0/24"), Announce: node.AnnounceHosts, Namespaces: []string{"dmz"}},
+			{Name: "inner", Prefix: netip.MustParsePrefix("10.2.0.0/24"), Announce: node.AnnounceNone, Masquerade: true, Direct: "10.0.0.0/8 192.0.2.0/24"},
 		},
+		Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, NoSourceCheck: true,
 		Families: bgp.IPv6, MTU: 1400, CoolDown: 90 * time.Second,
 		IPAlgo: ipam.Algo{{Name: ipam.FieldNamespace, Bits: 16}, {Name: ipam.FieldApp, Bits: 8}},
 		Grants: []node.Grant{{
@@ -122,6 +126,9 @@ var mistakes = []struct{ name, spec, path, text string }{
 	{"reserved outside the pool", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [10.0.1.0/28]}]`, "spec.pools[0].reserved[0]", "is no part of 10.0.0.0/24"},
 	{"reserved is more than the pool", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [10.0.0.0/16]}]`, "spec.pools[0].reserved[0]", "is no part of"},
 	{"reserved is none", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [x]}]`, "spec.pools[0].reserved[0]", "not a prefix"},
+	{"masquerade in another family", `pools: [{name: a, cidr: 10.0.0.0/24, masquerade: {except: ["2001:db8::/32"]}}]`, "spec.pools[0].masquerade.except[0]", "the pool is IPv4"},
+	{"service range over a pool", "pools: [{name: a, cidr: 10.0.0.0/24}]\n  serviceCIDRs: [10.0.0.0/16]", "spec.serviceCIDRs[0]", `overlaps pool "a"`},
+	{"service range is none", `serviceCIDRs: [x]`, "spec.serviceCIDRs[0]", "not a prefix"},
 	{"ip-algo", `defaults: {ipAlgo: "namespace,apps"}`, "spec.defaults.ipAlgo", `"apps": want fields`},
 	{"ip-algo too long", "pools: [{name: a, cidr: \"2001:db8::/112\"}]\n  defaults: {ipAlgo: \"namespace\"}", "spec.defaults.ipAlgo", `pool "a"`},
 	{"grant to nobody", `grants: [{prefixes: [203.0.113.0/28], uses: [Anycast]}]`, "spec.grants[0].namespaces", "name the namespaces"},
@@ -150,7 +157,7 @@ var mistakes = []struct{ name, spec, path, text string }{
 	{"pool too small", `pools: [{name: a, cidr: 10.0.0.0/30}]`, "spec.pools[0].cidr", "want /8 to /29"},
 	{"pools overlap", `pools: [{name: a, cidr: 10.0.0.0/16}, {name: b, cidr: 10.0.1.0/24}]`, "spec.pools[1].cidr", "overlaps"},
 	{"pool source", `pools: [{name: a, source: PodCIDRs}]`, "spec.pools[0].source", "needs Kubernetes"},
-	{"pool announce", `pools: [{name: a, cidr: 10.0.0.0/24, announce: Host}]`, "spec.pools[0].announce", "want Aggregate or Hosts"},
+	{"pool announce", `pools: [{name: a, cidr: 10.0.0.0/24, announce: Host}]`, "spec.pools[0].announce", "want Aggregate, Hosts or None"},
 	{"second community", `bgp: {asn: 1, announcements: {pool: {communities: ["x", "1:1", "y"]}}}`, "spec.bgp.announcements.pool.communities[2]", "not a community"},
 	{"family", `defaults: {families: [ipv6]}`, "spec.defaults.families[0]", "want IPv6 or IPv4"},
 	{"mtu", `defaults: {mtu: 100}`, "spec.defaults.mtu", "want 1280 to 65535"},

@@ -2,9 +2,11 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -198,6 +200,46 @@ func TestParallelReservationsAreUnique(t *testing.T) {
 	}
 	if len(seen) != 40 {
 		t.Errorf("%d addresses, want 40", len(seen))
+	}
+}
+
+// BenchmarkHold is what an address costs that is in use: memory of the process, and of the tmpfs that the file is on.
+func BenchmarkHold(b *testing.B) {
+	const pods = 1000
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	for b.Loop() {
+		path := filepath.Join(b.TempDir(), "state.db")
+		d, err := Open(path, Options{BootID: "boot", Uptime: stopped})
+		if err != nil {
+			b.Fatal(err)
+		}
+		before := heap()
+		for n := range pods {
+			name := strings.Repeat("0", 58) + fmt.Sprintf("%06d", n) // as long as containerd's
+			six := netip.MustParseAddr("2001:db8::").As16()
+			six[14], six[15] = byte(n>>8), byte(n)
+			four := netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)})
+			if _, _, err := d.Reserve(id(name), choose(four.String(), netip.AddrFrom16(six).String())); err != nil {
+				b.Fatal(err)
+			}
+			if err := d.Commit(id(name), 7); err != nil {
+				b.Fatal(err)
+			}
+		}
+		file, err := os.Stat(path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(heap()-before)/(2*pods), "heap-B/address")
+		b.ReportMetric(float64(file.Size())/(2*pods), "file-B/address")
+		if err := d.Close(); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -32,7 +32,9 @@ type NodeConfigSpec struct {
 	Pools    []Pool   `json:"pools"`
 	Defaults Defaults `json:"defaults"`
 	Grants   []Grant  `json:"grants"`
-	BGP      *BGP     `json:"bgp"`
+	// ServiceCIDRs are the cluster's ranges of service addresses, which no pod can claim.
+	ServiceCIDRs []string `json:"serviceCIDRs"`
+	BGP          *BGP     `json:"bgp"`
 }
 
 // A LabelSelector selects nodes by their labels.
@@ -45,9 +47,16 @@ type Pool struct {
 	Name       string   `json:"name"`
 	CIDR       string   `json:"cidr"`
 	Source     string   `json:"source"`
-	Announce   string   `json:"announce"` // Aggregate (default) or Hosts
+	Announce   string   `json:"announce"` // Aggregate (default), Hosts or None
 	Namespaces []string `json:"namespaces"`
 	Reserved   []string `json:"reserved"` // prefixes that no pod gets an address from
+
+	Masquerade *Masquerade `json:"masquerade"`
+}
+
+// Masquerade lets what leaves the node have the node's own address.
+type Masquerade struct {
+	Except []string `json:"except"` // destinations that see the pods' own addresses
 }
 
 // A Grant lets the pods of some namespaces claim addresses by annotation.
@@ -64,6 +73,8 @@ type Defaults struct {
 	MTU      int32    `json:"mtu"`      // bytes; 0: that of the uplink
 	IPAlgo   string   `json:"ipAlgo"`   // fields of IPv6 addresses, such as namespace,app
 	CoolDown Duration `json:"coolDown"` // how long an address rests before another pod gets it
+	// SourceCheck, unless false, keeps pods from sending from addresses that are not theirs.
+	SourceCheck *bool `json:"sourceCheck"`
 }
 
 // BGP configures the speaker.
