@@ -50,10 +50,10 @@ func Plan(w World) Desired {
 	}
 	self := w.self()
 	newest := w.holders()
+	if !w.Config.NoSourceCheck {
+		d.planSources(w.Attachments)
+	}
 	for _, a := range w.Attachments {
-		if !w.Config.NoSourceCheck { // also of one that comes or goes: its container may be running
-			d.Sources[LinkName(a.HostIf)] = SourceCheck{On: true, Addrs: MakeAddrs(a.Bound())}
-		}
 		if a.Committed {
 			d.planAttachment(a, w.Config, self, newest)
 		}
@@ -71,6 +71,18 @@ func Plan(w World) Desired {
 	d.planPeers(w)
 	d.planLearned(w, self)
 	return d
+}
+
+// planSources lets a container send from all its addresses by each of its links: an answer leaves by the default route, whichever
+// link the question came by. Also one that comes or goes is checked, as its container may be running.
+func (d Desired) planSources(all []Attachment) {
+	own := make(map[string][]netip.Addr)
+	for _, a := range all {
+		own[a.ID.ContainerID] = append(own[a.ID.ContainerID], a.Bound()...)
+	}
+	for _, a := range all {
+		d.Sources[LinkName(a.HostIf)] = SourceCheck{On: true, Addrs: MakeAddrs(own[a.ID.ContainerID])}
+	}
 }
 
 // holders tells which attachment has each address. A static one is the newest sandbox's of its pod.

@@ -37,6 +37,7 @@ func TestPlan(t *testing.T) {
 		Attachments: []Attachment{
 			{ID: cni.ID{ContainerID: "a"}, HostIf: "ggla", Addrs: []netip.Addr{addr("2001:db8:1::5"), addr("10.9.0.5")}, Committed: true},
 			{ID: cni.ID{ContainerID: "b"}, HostIf: "gglb", Addrs: []netip.Addr{addr("2001:db8:1::6")}}, // pending
+			{ID: cni.ID{ContainerID: "b", IfName: "net1"}, HostIf: "gglb1", Addrs: []netip.Addr{addr("2001:db8:1::7")}},
 			// A pool that has gone from the configuration: its pod is announced by itself.
 			{ID: cni.ID{ContainerID: "c"}, HostIf: "gglc", Addrs: []netip.Addr{addr("10.200.0.1")}, Committed: true},
 			{ID: cni.ID{ContainerID: "d"}, HostIf: "ggld", Addrs: []netip.Addr{addr("10.8.0.5")}, Committed: true},
@@ -79,8 +80,9 @@ func TestPlan(t *testing.T) {
 		},
 		// Also of what is pending: its container may be running.
 		Sources: map[LinkName]SourceCheck{
-			"ggla": {On: true, Addrs: "10.9.0.5 2001:db8:1::5"}, "gglb": {On: true, Addrs: "2001:db8:1::6"},
-			"gglc": {On: true, Addrs: "10.200.0.1"}, "ggld": {On: true, Addrs: "10.8.0.5"},
+			"ggla": {On: true, Addrs: "10.9.0.5 2001:db8:1::5"}, "gglb": {On: true, Addrs: "2001:db8:1::6 2001:db8:1::7"},
+			"gglb1": {On: true, Addrs: "2001:db8:1::6 2001:db8:1::7"}, // it answers by either
+			"gglc":  {On: true, Addrs: "10.200.0.1"}, "ggld": {On: true, Addrs: "10.8.0.5"},
 		},
 		Masquerade: map[netip.Prefix]bgp.Prefixes{pfx("10.8.0.0/24"): "10.0.0.0/8"},
 		Learned: map[netip.Prefix]Route{

@@ -77,6 +77,7 @@ func runRouter(ctx context.Context, dir string) (err error) {
 	}
 	agent = node.New(node.Options{
 		Config: config, Store: db, Datapath: dp, Ends: dp.Ends(), Routes: dp.Routes(), Learned: dp.Learned(), Secret: db.Secret(),
+		Sources: dp.Sources(), Masquerade: dp.Masquerade(),
 		Speaker: &node.Speaker{Announcements: speaker.Announcements(), Peers: speaker.Peers(), Sessions: speaker},
 		Log:     log, Now: time.Now,
 	})
