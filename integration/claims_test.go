@@ -134,6 +134,36 @@ func TestStaticAddress(t *testing.T) {
 	})
 }
 
+// A pool that is not announced and is masqueraded: its pod reaches the world as the node, and the exceptions as itself.
+func TestMasqueradedPool(t *testing.T) {
+	need(t, "birdc")
+	t.Parallel()
+	l := newLab(t, 1)
+	_, err := l.StartRouter(t.Context(), "bird", nil)
+	must(t, err)
+	n := l.Nodes[0]
+	const other = "192.0.2.77" // of the client too
+	must(t, l.Client.IP(t.Context(), "addr add "+other+"/24 dev eth0"))
+	config := strings.Replace(n.Config(peering(n)), "cidr: "+lab.Pool4(1), "cidr: 172.20.0.0/24, announce: None, masquerade: {except: ["+other+"/32]}", 1)
+	must(t, n.Start(t.Context(), config))
+	_, err = l.AwaitRoute(within(t, 15*time.Second), netip.MustParsePrefix(lab.Pool6(1)))
+	must(t, err)
+	p, r := attach(t, n, "a")
+	must(t, l.Router.IP(t.Context(), "route add 172.20.0.0/24 via "+lab.Node4(1))) // for the exception's answers
+	for client, want := range map[string]string{
+		lab.Client4: lab.Node4(1), other: r.Addr(false).String(), lab.Client6: r.Addr(true).String(),
+	} {
+		if got := seenFrom(t, l, p, client); got != want {
+			t.Errorf("%s sees %s, want %s", client, got, want)
+		}
+	}
+	out, err := n.Gaggle(t.Context(), "announcements")
+	must(t, err)
+	if strings.Contains(out, "172.20.") {
+		t.Errorf("announced is:\n%s", out)
+	}
+}
+
 // losses tells for how long at most one of the addresses did not answer the client while something was done.
 func losses(t *testing.T, l *lab.Lab, addrs []string, do func()) (longest time.Duration) {
 	t.Helper()

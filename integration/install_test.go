@@ -32,6 +32,12 @@ func TestInstall(t *testing.T) {
 	if info.Mode() != 0o600 {
 		t.Errorf("mode of the conflist %v, want 0600", info.Mode())
 	}
+	// B-122: nothing is set-uid, or can be written to by others.
+	for _, dir := range []string{binDir, confDir, n.RunDir} {
+		if found := strings.TrimSpace(command(t, "find", dir, "-not", "-type", "l", "-perm", "/6022")); found != "" {
+			t.Errorf("with modes that are too wide: %s", found)
+		}
+	}
 	ns, err := l.Namespace(t.Context(), "installed")
 	must(t, err)
 	runtime := cnitool{n: n, confDir: confDir, plugins: binDir, network: "gaggle", container: ns}

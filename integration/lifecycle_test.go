@@ -143,7 +143,11 @@ func TestForeignThingsStay(t *testing.T) {
 		n.Process().Kill()
 		must(t, n.Restart(t.Context()))
 	}
-	filter("flush ruleset") // I24
+	filter("flush ruleset") // I24, B-112
+	must(t, lab.WaitFor(within(t, 5*time.Second), "the check of source addresses", func() bool {
+		out, err := n.NS.Exec(t.Context(), "nft", "list", "table", "inet", "gaggle")
+		return err == nil && strings.Contains(out, `"`+r.Interfaces[0].Name+`" . `+r.Addr(false).String())
+	}))
 	awaitPools(t, l, n)
 	for _, six := range []bool{true, false} {
 		_, err := lab.Ping(within(t, 10*time.Second), l.Client, r.Addr(six))
