@@ -61,6 +61,10 @@ lint: ## run the linters and look for dead code
 fmt: ## format the code
 	$(TOOL) gofumpt -w $$(git ls-files '*.go')
 
+.PHONY: kube
+kube: packages ## run the tests on a real Kubernetes, which is built the first time (root)
+	GAGGLE_KUBE=1 $(GO) test -v -timeout 40m ./integration/kube/...
+
 .PHONY: image
 image: ## build the container image as dist/gaggle.tar, without a container engine
 	@rm -rf dist/image

@@ -53,6 +53,7 @@ func TestDriversHaveOneHome(t *testing.T) {
 		"sigs.k8s.io/controller-runtime":    nil,
 		"github.com/spf13/":                 nil,
 		module + "/integration/netnstest":   nil,                        // tests only
+		module + "/integration/kube":        {"integration/kube/guard"}, // and tests
 		module + "/node/nodetest":           nil,                        // tests only
 		"github.com/google/go-cmp":          nil,                        // tests only
 		"github.com/rogpeppe/go-internal":   nil,                        // tests only
@@ -96,6 +97,9 @@ func TestDependencies(t *testing.T) {
 		"node/nodeconfig": slices.Concat(adapters, drivers),
 		// What ships what is shipped can be read in one go.
 		"deploy/ocitar": append(ours("node", "bgp", "cni", "ipam", "integration"), anythingElse),
+		// An image of the guest alone must run, and a cluster is brought up without what is tested on it.
+		"integration/kube/guest": append(ours("node", "bgp", "cni", "ipam", "integration/lab"), anythingElse),
+		"integration/kube":       append(ours("node", "bgp", "cni", "ipam"), "k8s.io"),
 	}
 	for name, rules := range tests {
 		for _, p := range goList(t, "../"+name) {
