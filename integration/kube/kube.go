@@ -65,6 +65,7 @@ type Cluster struct {
 	o        Options
 	lab      *lab.Lab
 	dir      string
+	prefix   string // of the names of namespaces and cgroups
 	programs programs
 	guard    *guard
 }
@@ -110,14 +111,14 @@ func (c *Cluster) start(ctx context.Context, o Options) (err error) {
 	if c.o, err = o.withDefaults(); err != nil {
 		return err
 	}
-	prefix := newPrefix()
-	if c.lab, err = lab.Empty(lab.Options{Prefix: prefix, Dir: c.logs()}); err != nil {
+	c.prefix = newPrefix()
+	if c.lab, err = lab.Empty(lab.Options{Prefix: c.prefix, Dir: c.logs()}); err != nil {
 		return err
 	}
 	if err := c.programs.buildGuest(filepath.Join(c.dir, "bin")); err != nil {
 		return err
 	}
-	if c.guard, err = startGuard(c.programs.guard, prefix, c.dir); err != nil {
+	if c.guard, err = startGuard(c.programs.guard, c.prefix, c.dir); err != nil {
 		return err
 	}
 	if err := c.buildNetwork(ctx); err != nil {
@@ -142,8 +143,11 @@ func (c *Cluster) close(keepLogs bool) error {
 	if c.lab != nil {
 		errs = append(errs, c.lab.Close())
 	}
-	if c.guard != nil {
+	switch {
+	case c.guard != nil:
 		errs = append(errs, c.guard.remove())
+	case c.prefix != "": // it did not come so far
+		errs = append(errs, Remove(c.prefix, c.dir))
 	}
 	if !keepLogs {
 		errs = append(errs, os.RemoveAll(c.dir))

@@ -133,7 +133,7 @@ func podPlace(c *kube.Cluster, s server) place {
 	}}
 }
 
-// answers checks that a place gets an answer at an address, and returns it.
+// answers returns what a place gets for an answer at an address.
 func answers(t *testing.T, from place, to netip.AddrPort) (answer string) {
 	t.Helper()
 	var err error
@@ -142,7 +142,7 @@ func answers(t *testing.T, from place, to netip.AddrPort) (answer string) {
 		answer, err = from.exec(t.Context(), "get", "http://"+to.String()+"/")
 		return err == nil
 	}); waitErr != nil {
-		t.Errorf("%v; last: %v", waitErr, err)
+		t.Fatalf("%v; last: %v", waitErr, err) // and not one minute for each of the others too
 	}
 	return answer
 }

@@ -58,26 +58,25 @@ func (g *guard) remove() error {
 // What is gone already is no error.
 func Remove(prefix, dir string) error {
 	lab.Remove(prefix)
-	deadline := time.Now().Add(removeTimeout)
-	errs := []error{removeCgroups(prefix, deadline)}
+	for deadline := time.Now().Add(removeTimeout); ; {
+		err := removeFiles(prefix, dir)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		// Processes that were killed just now still write files and keep cgroups busy, and nothing tells when they have ended.
+		_, _ = unix.Poll(nil, 20)
+	}
+}
+
+func removeFiles(prefix, dir string) error {
+	var errs []error
+	for _, top := range cgroups(prefix + "-*") {
+		errs = append(errs, removeCgroup(top))
+	}
 	for _, name := range []string{"bin", "etc", "images", "machines"} {
 		errs = append(errs, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	return errors.Join(errs...)
-}
-
-// removeCgroups removes the nodes' cgroups. Those of processes that were killed just now are busy for a moment.
-func removeCgroups(prefix string, deadline time.Time) error {
-	for {
-		var last error
-		for _, top := range cgroups(prefix + "-*") {
-			last = errors.Join(last, removeCgroup(top))
-		}
-		if last == nil || time.Now().After(deadline) {
-			return last
-		}
-		_, _ = unix.Poll(nil, 20) // nothing tells when a cgroup can go
-	}
 }
 
 // removeCgroup removes a cgroup and those in it, the innermost first.
