@@ -8,6 +8,6 @@ RUN CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=${VERSION}"
 
 # Nothing else is needed: the programs speak to the kernel themselves.
 FROM scratch
-COPY --from=build /out/gaggle /out/gaggle-cni /
+COPY --from=build /out/gaggle /out/gaggle-cni /src/LICENSE /
 ENTRYPOINT ["/gaggle"]
 CMD ["node"]

@@ -7,6 +7,7 @@ GO      ?= $(or $(shell command -v go),$(wildcard /usr/local/go/bin/go),go)
 TOOL    := $(GO) tool -modfile=.ci/tools.mod
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)
+IMAGE   ?= localhost/gaggle:$(VERSION)
 PKG     ?= ./...
 FUZZTIME ?= 30s
 CYCLES  ?= 1000
@@ -15,7 +16,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/gaggle and bin/gaggle-cni
@@ -60,9 +61,26 @@ lint: ## run the linters and look for dead code
 fmt: ## format the code
 	$(TOOL) gofumpt -w $$(git ls-files '*.go')
 
+.PHONY: kube
+kube: packages ## run the tests on a real Kubernetes, which is built the first time (root)
+	GAGGLE_KUBE=1 $(GO) test -v -timeout 40m ./integration/kube/...
+
 .PHONY: image
-image: ## build the container image
-	docker build --build-arg VERSION=$(VERSION) -t gaggle:$(VERSION) .
+image: ## build the container image as dist/gaggle.tar, without a container engine
+	@rm -rf dist/image
+	@for arch in amd64 arm64; do \
+		install -D -m 644 LICENSE dist/image/linux-$$arch/LICENSE && \
+		GOARCH=$$arch CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o dist/image/linux-$$arch/ ./cmd/gaggle ./cmd/gaggle-cni \
+			|| exit 1; \
+	done
+	@$(GO) run ./deploy/ocitar -o dist/gaggle.tar -name '$(IMAGE)' -entrypoint /gaggle -cmd node \
+		-label 'org.opencontainers.image.version=$(VERSION)' -label org.opencontainers.image.licenses=Apache-2.0 \
+		linux/amd64=dist/image/linux-amd64 linux/arm64=dist/image/linux-arm64
+	@echo "dist/gaggle.tar holds $(IMAGE): ctr -n k8s.io images import dist/gaggle.tar, or docker load -i dist/gaggle.tar"
+
+.PHONY: docker-image
+docker-image: ## build the same image with docker
+	docker build --build-arg VERSION=$(VERSION) -t '$(IMAGE)' .
 
 .PHONY: vuln
 vuln: ## look up known vulnerabilities (needs a network)
@@ -70,4 +88,4 @@ vuln: ## look up known vulnerabilities (needs a network)
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist

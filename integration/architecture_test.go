@@ -52,11 +52,12 @@ func TestDriversHaveOneHome(t *testing.T) {
 		"github.com/stretchr/testify":       nil,
 		"sigs.k8s.io/controller-runtime":    nil,
 		"github.com/spf13/":                 nil,
-		module + "/integration/netnstest":   nil, // tests only
-		module + "/node/nodetest":           nil, // tests only
-		"github.com/google/go-cmp":          nil, // tests only
-		"github.com/rogpeppe/go-internal":   nil, // tests only
-		"github.com/containernetworking/pl": nil, // programs, not a library
+		module + "/integration/netnstest":   nil,                        // tests only
+		module + "/integration/kube":        {"integration/kube/guard"}, // and tests
+		module + "/node/nodetest":           nil,                        // tests only
+		"github.com/google/go-cmp":          nil,                        // tests only
+		"github.com/rogpeppe/go-internal":   nil,                        // tests only
+		"github.com/containernetworking/pl": nil,                        // programs, not a library
 	}
 	for _, p := range goList(t, "../...") {
 		home := strings.TrimPrefix(p.ImportPath, module+"/")
@@ -94,6 +95,11 @@ func TestDependencies(t *testing.T) {
 		"node/store":      slices.Concat(adapters, []string{"github.com/osrg", "github.com/vishvananda", "k8s.io"}),
 		"node/datapath":   slices.Concat(adapters, []string{"github.com/osrg", "go.etcd.io", "k8s.io"}),
 		"node/nodeconfig": slices.Concat(adapters, drivers),
+		// What ships what is shipped can be read in one go.
+		"deploy/ocitar": append(ours("node", "bgp", "cni", "ipam", "integration"), anythingElse),
+		// An image of the guest alone must run, and a cluster is brought up without what is tested on it.
+		"integration/kube/guest": append(ours("node", "bgp", "cni", "ipam", "integration/lab"), anythingElse),
+		"integration/kube":       append(ours("node", "bgp", "cni", "ipam"), "k8s.io"),
 	}
 	for name, rules := range tests {
 		for _, p := range goList(t, "../"+name) {

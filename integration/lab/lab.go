@@ -10,13 +10,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
-// commandTimeout bounds commands that only configure something.
-const commandTimeout = 20 * time.Second
+// Bounds of commands.
+const (
+	commandTimeout = 20 * time.Second // of those that only configure something
+	longTimeout    = 2 * time.Minute  // of any on a machine, where some load images
+)
 
 // Options describe a lab.
 type Options struct {
@@ -42,6 +46,22 @@ type Lab struct {
 
 // New makes the router, the client and the nodes, wired and addressed as in addresses.go, with nothing running on them.
 func New(ctx context.Context, o Options, nodes int) (l *Lab, err error) {
+	if l, err = Empty(o); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	if err := l.build(ctx, nodes); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Empty makes a lab with nothing in it, for those who build another network.
+func Empty(o Options) (l *Lab, err error) {
 	if len(o.Prefix) == 0 || len(o.Prefix) > 8 {
 		return nil, fmt.Errorf("prefix %q: want 1 to 8 characters", o.Prefix)
 	}
@@ -54,17 +74,8 @@ func New(ctx context.Context, o Options, nodes int) (l *Lab, err error) {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	l = &Lab{o: o}
 	Remove(o.Prefix)
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, l.Close())
-		}
-	}()
-	if err := l.build(ctx, nodes); err != nil {
-		return nil, err
-	}
-	return l, nil
+	return &Lab{o: o}, nil
 }
 
 // Close ends every process and removes every namespace. It can be called again.
@@ -96,6 +107,13 @@ func (l *Lab) Namespace(ctx context.Context, name string) (NS, error) {
 	l.namespaces = append(l.namespaces, ns)
 	l.mu.Unlock()
 	return ns, ns.IP(ctx, "link set lo up")
+}
+
+// Namespaces are those that the lab has made.
+func (l *Lab) Namespaces() []NS {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.namespaces)
 }
 
 // RemoveNamespace removes a namespace before the lab ends, as a runtime does with a pod's.

@@ -21,19 +21,27 @@ type Process struct {
 
 // Start starts a long-running command in a namespace. Its output goes to a file in the lab's directory.
 func (l *Lab) Start(ns NS, name string, args ...string) (*Process, error) {
+	full := ns.command(args...)
+	return l.launch(name, exec.Command(full[0], full[1:]...), func(start func() error) error { return start() })
+}
+
+// launch starts a command from where in calls its argument.
+func (l *Lab) launch(name string, cmd *exec.Cmd, in func(start func() error) error) (*Process, error) {
 	path := filepath.Join(l.o.Dir, name+".log")
 	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close() // the child has its own
-	full := ns.command(args...)
-	p := &Process{Log: path, cmd: exec.Command(full[0], full[1:]...), done: make(chan struct{})}
+	p := &Process{Log: path, cmd: cmd, done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if p.cmd.SysProcAttr == nil {
+		p.cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
 	// A group of its own, so that an interrupt at the terminal reaches the lab and not its parts.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", strings.Join(args, " "), err)
+	p.cmd.SysProcAttr.Setpgid = true
+	if err := in(p.cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s: %w", strings.Join(cmd.Args, " "), err)
 	}
 	go func() { // ends with the process
 		p.err = p.cmd.Wait()
@@ -103,6 +111,11 @@ const readyTimeout = 15 * time.Second
 func (p *Process) await(ctx context.Context, what string, ready func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
+	return p.Await(ctx, what, ready)
+}
+
+// Await waits until a program that was started can be used, for as long as the context allows.
+func (p *Process) Await(ctx context.Context, what string, ready func() bool) error {
 	err := WaitFor(ctx, what, func() bool { return ready() || p.Ended() })
 	if err == nil && p.Ended() {
 		err = fmt.Errorf("%s ended at once: %w", what, p.err)

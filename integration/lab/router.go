@@ -12,9 +12,11 @@ import (
 	"github.com/gaggle-cni/gaggle/docs/routers"
 )
 
-// A Router is BGP software on the lab's router, with the example configuration of docs/routers.
+// A Router is BGP software in a namespace.
 type Router struct {
 	Kind string // bird or frr
+	NS   NS
+	name string // of its files
 	lab  *Lab
 	p    *Process
 }
@@ -33,37 +35,46 @@ func (e Edit) apply(text string) (string, error) {
 	return text, nil
 }
 
-// StartRouter starts BIRD or FRR and waits until it can be asked.
+// StartRouter starts BIRD or FRR on the lab's router, with the example configuration of docs/routers, and waits until it can
+// be asked.
 func (l *Lab) StartRouter(ctx context.Context, kind string, edit Edit) (*Router, error) {
-	r := &Router{Kind: kind, lab: l}
-	example, start := routers.BIRD, r.startBIRD
+	example := routers.BIRD
 	if kind == "frr" {
-		example, start = routers.FRR, r.startFRR
+		example = routers.FRR
 	}
 	text, err := edit.apply(example)
 	if err != nil {
 		return nil, err
 	}
-	conf := filepath.Join(l.o.Dir, kind+".conf")
-	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+	return l.StartRouterOn(ctx, l.Router, kind, kind, text)
+}
+
+// StartRouterOn starts BIRD or FRR in any namespace, with any configuration. The name is that of its files.
+func (l *Lab) StartRouterOn(ctx context.Context, ns NS, name, kind, config string) (*Router, error) {
+	r := &Router{Kind: kind, NS: ns, name: name, lab: l}
+	conf := filepath.Join(l.o.Dir, name+".conf")
+	if err := os.WriteFile(conf, []byte(config), 0o644); err != nil {
 		return nil, err
+	}
+	start, ready := r.startBIRD, []string{"show", "status"}
+	if kind == "frr" {
+		start, ready = r.startFRR, []string{"show bgp summary"}
 	}
 	if err := start(conf); err != nil {
 		return nil, err
 	}
-	ready := map[string][]string{"bird": {"show", "status"}, "frr": {"show bgp summary"}}[kind]
-	return r, r.p.await(ctx, kind, func() bool {
-		_, err := r.ask(ctx, ready...)
+	return r, r.p.await(ctx, name, func() bool {
+		_, err := r.Ask(ctx, ready...)
 		return err == nil
 	})
 }
 
 func (r *Router) startBIRD(conf string) (err error) {
-	r.p, err = r.lab.Start(r.lab.Router, "bird", "bird", "-f", "-c", conf, "-s", r.birdSocket())
+	r.p, err = r.lab.Start(r.NS, r.name, "bird", "-f", "-c", conf, "-s", r.birdSocket())
 	return err
 }
 
-func (r *Router) birdSocket() string { return filepath.Join(r.lab.o.Dir, "bird.ctl") }
+func (r *Router) birdSocket() string { return filepath.Join(r.lab.o.Dir, r.name+".ctl") }
 
 // startFRR runs FRR's daemons in a mount namespace with a /run/frr of their own, configuration included, which they read as
 // the user frr; so several labs, and an FRR of the
@@ -73,12 +84,12 @@ func (r *Router) startFRR(conf string) (err error) {
 		{ /usr/lib/frr/zebra -f /dev/null -A 127.0.0.1 & } &&
 		until [ -S /run/frr/zserv.api ]; do sleep 0.05; done &&
 		exec /usr/lib/frr/bgpd -f /run/frr/bgpd.conf -A 127.0.0.1`
-	r.p, err = r.lab.Start(r.lab.Router, "frr", "unshare", "--mount", "--propagation", "private", "sh", "-c", script, conf)
+	r.p, err = r.lab.Start(r.NS, r.name, "unshare", "--mount", "--propagation", "private", "sh", "-c", script, conf)
 	return err
 }
 
-// ask runs a command of the router's own command line: words for birdc, one string for vtysh.
-func (r *Router) ask(ctx context.Context, args ...string) (string, error) {
+// Ask runs a command of the router's own command line: words for birdc, one string for vtysh.
+func (r *Router) Ask(ctx context.Context, args ...string) (string, error) {
 	if r.Kind == "bird" {
 		return output(ctx, append([]string{"birdc", "-s", r.birdSocket()}, args...)...)
 	}
