@@ -51,6 +51,8 @@ func (c *converter) bgp(raw *v1alpha1.BGP, pools []node.Pool) *node.BGP {
 		c.name(path+".name", r.Name, names)
 		id, ok := c.peerID(path+".address", r.Address)
 		p := c.peer(path, r, b)
+		var usable bool
+		p.Password, usable = c.password(path+".password", r.Name, r.Password)
 		if !ok {
 			continue
 		}
@@ -63,7 +65,9 @@ func (c *converter) bgp(raw *v1alpha1.BGP, pools []node.Pool) *node.BGP {
 		if other, ok := b.Peers[id]; ok {
 			c.problem(path+".address", "%s: peer %q has this address", id, other.Name)
 		}
-		b.Peers[id] = p
+		if usable {
+			b.Peers[id] = p
+		}
 	}
 	return b
 }
@@ -109,7 +113,6 @@ func (c *converter) peerID(path, text string) (bgp.PeerID, bool) {
 func (c *converter) peer(path string, r v1alpha1.Peer, b *node.BGP) bgp.Peer {
 	p := bgp.Peer{
 		Name: r.Name, ASN: c.asn(path+".asn", r.ASN),
-		Password:        c.password(path+".password", r.Password),
 		HoldTime:        c.holdTime(path+".holdTime", r.HoldTime),
 		ConnectRetry:    c.duration(path+".connectRetry", r.ConnectRetry, defaultConnectRetry, time.Second, time.Hour),
 		Passive:         r.Passive,

@@ -3,7 +3,6 @@ package nodeconfig
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,14 +24,18 @@ const defaultCoolDown, maxCoolDown = time.Minute, 24 * time.Hour
 type converter struct {
 	*decoder
 	o Options
-	// bad are the paths that could not be decoded: what is missing there, or below, has been reported already.
-	bad []string
+	// bad are the paths, in their documents, that could not be decoded: what is missing there, or below, has been reported already.
+	bad []place
+
+	warnings   Problems
+	noPodCIDRs bool // a pool waits for the cluster
 }
 
 // problem notes a problem unless the decoder has noted one there.
 func (c *converter) problem(path, format string, args ...any) {
+	where := c.place(path)
 	for _, bad := range c.bad {
-		if rest, ok := strings.CutPrefix(path, bad); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+		if rest, ok := strings.CutPrefix(where.path, bad.path); ok && where.doc == bad.doc && (rest == "" || rest[0] == '.' || rest[0] == '[') {
 			return
 		}
 	}
@@ -40,13 +43,11 @@ func (c *converter) problem(path, format string, args ...any) {
 }
 
 func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
-	if doc.APIVersion != v1alpha1.APIVersion {
-		c.problem("apiVersion", "%q: want %s", doc.APIVersion, v1alpha1.APIVersion)
-	}
-	if doc.Kind != v1alpha1.Kind {
-		c.problem("kind", "%q: want %s", doc.Kind, v1alpha1.Kind)
-	}
+	c.identity(doc)
 	spec := doc.Spec
+	if spec.NodeSelector != nil {
+		c.selector("spec.nodeSelector", spec.NodeSelector)
+	}
 	pools := c.pools(spec.Pools)
 	services := c.prefixes("spec.serviceCIDRs", spec.ServiceCIDRs, func(path string, p netip.Prefix) {
 		for _, pool := range pools {
@@ -70,63 +71,13 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 	}
 }
 
-func (c *converter) pools(raw []v1alpha1.Pool) []node.Pool {
-	if len(raw) == 0 {
-		c.problem("spec.pools", "is empty; pods need at least one pool, as in {name: pods, cidr: 2001:db8:1::/64}")
+func (c *converter) identity(doc v1alpha1.NodeConfig) {
+	if doc.APIVersion != v1alpha1.APIVersion {
+		c.problem("apiVersion", "%q: want %s", doc.APIVersion, v1alpha1.APIVersion)
 	}
-	var pools []node.Pool
-	seen := make(map[string]bool)
-	for i, r := range raw {
-		path := fmt.Sprintf("spec.pools[%d]", i)
-		c.name(path+".name", r.Name, seen)
-		p := node.Pool{Name: r.Name, Announce: c.announce(path+".announce", r.Announce), Namespaces: slices.Clone(r.Namespaces)}
-		if r.Source != "" {
-			c.problem(path+".source", "%q: needs Kubernetes, which this version does not speak to yet; give the pool a cidr", r.Source)
-			continue
-		}
-		var ok bool
-		if p.Prefix, ok = c.poolPrefix(path+".cidr", r.CIDR); !ok {
-			continue
-		}
-		for _, other := range pools {
-			if other.Prefix.Overlaps(p.Prefix) {
-				c.problem(path+".cidr", "%s: overlaps %s of pool %q", p.Prefix, other.Prefix, other.Name)
-			}
-		}
-		c.masquerade(path+".masquerade", &p, r.Masquerade)
-		p.Reserved = c.prefixes(path+".reserved", r.Reserved, func(path string, part netip.Prefix) {
-			if part.Bits() < p.Prefix.Bits() || !p.Prefix.Contains(part.Addr()) {
-				c.problem(path, "%s: is no part of %s", part, p.Prefix)
-			}
-		})
-		pools = append(pools, p)
+	if doc.Kind != v1alpha1.Kind {
+		c.problem("kind", "%q: want %s", doc.Kind, v1alpha1.Kind)
 	}
-	return pools
-}
-
-func (c *converter) announce(path, text string) node.Announce {
-	switch text {
-	case "", "Aggregate":
-		return node.AnnounceAggregate
-	case "Hosts":
-		return node.AnnounceHosts
-	case "None":
-		return node.AnnounceNone
-	}
-	c.problem(path, "%q: want Aggregate, Hosts or None", text)
-	return node.AnnounceAggregate
-}
-
-func (c *converter) masquerade(path string, p *node.Pool, raw *v1alpha1.Masquerade) {
-	if raw == nil {
-		return
-	}
-	p.Masquerade = true
-	p.Direct = bgp.MakePrefixes(c.prefixes(path+".except", raw.Except, func(path string, to netip.Prefix) {
-		if to.Addr().Is4() != p.Prefix.Addr().Is4() {
-			c.problem(path, "%s: the pool is %s", to, p.Family())
-		}
-	}))
 }
 
 // prefixes reads a list and checks each.
@@ -179,56 +130,6 @@ func (c *converter) ipAlgo(path, text string, pools []node.Pool) ipam.Algo {
 		}
 	}
 	return algo
-}
-
-func (c *converter) grants(raw []v1alpha1.Grant) []node.Grant {
-	var grants []node.Grant
-	for i, r := range raw {
-		path := fmt.Sprintf("spec.grants[%d]", i)
-		g := node.Grant{Namespaces: slices.Clone(r.Namespaces)}
-		if r.NamespaceSelector != nil {
-			c.problem(path+".namespaceSelector", "needs Kubernetes, which this version does not speak to yet; name the namespaces")
-		} else if len(r.Namespaces) == 0 {
-			c.problem(path+".namespaces", "is empty; name the namespaces that the grant is for")
-		}
-		if len(r.Prefixes) == 0 {
-			c.problem(path+".prefixes", "is empty; name what may be claimed, such as 203.0.113.0/28")
-		}
-		g.Prefixes = c.prefixes(path+".prefixes", r.Prefixes, func(path string, p netip.Prefix) {
-			if !p.Addr().IsGlobalUnicast() || p.Bits() == 0 {
-				c.problem(path, "%s: want unicast addresses that can be routed", p)
-			}
-		})
-		if len(r.Uses) == 0 {
-			c.problem(path+".uses", "is empty; want Addresses, Anycast or both")
-		}
-		for j, text := range r.Uses {
-			use := node.Use(text)
-			if use != node.UseAddresses && use != node.UseAnycast {
-				c.problem(fmt.Sprintf("%s.uses[%d]", path, j), "%q: want Addresses or Anycast", text)
-			}
-			g.Uses = append(g.Uses, use)
-		}
-		grants = append(grants, g)
-	}
-	return grants
-}
-
-func (c *converter) poolPrefix(path, text string) (netip.Prefix, bool) {
-	if text == "" {
-		c.problem(path, "is missing; want a prefix such as 2001:db8:1::/64 or 10.1.0.0/24")
-		return netip.Prefix{}, false
-	}
-	p, err := netip.ParsePrefix(text)
-	if err != nil {
-		c.problem(path, "%q: not a prefix; want one such as 2001:db8:1::/64 or 10.1.0.0/24", text)
-		return netip.Prefix{}, false
-	}
-	if err := ipam.CheckPrefix(p); err != nil {
-		c.problem(path, "%v", err)
-		return netip.Prefix{}, false
-	}
-	return p, true
 }
 
 // name checks that a list's entry has a name of its own. Names end up in metrics and messages.
@@ -326,26 +227,4 @@ func (c *converter) attributes(path string, raw v1alpha1.Attributes) bgp.Attribu
 		c.problem(path+".prepend", "%d: want %d at most", raw.Prepend, bgp.MaxPrepend)
 	}
 	return a
-}
-
-// password reads the key of TCP MD5. Without it there must be no session, so that a file that cannot be read is a problem.
-func (c *converter) password(path string, raw *v1alpha1.Password) bgp.Secret {
-	if raw == nil {
-		return ""
-	}
-	path += ".file"
-	if raw.File == "" {
-		c.problem(path, "is missing; want the path of a file that holds the password")
-		return ""
-	}
-	data, err := c.o.ReadFile(raw.File)
-	if err != nil {
-		c.problem(path, "%v", err)
-		return ""
-	}
-	secret := strings.TrimRight(string(data), "\r\n")
-	if secret == "" || len(secret) > maxPassword {
-		c.problem(path, "%s: holds %d characters; want 1 to %d", raw.File, len(secret), maxPassword)
-	}
-	return bgp.Secret(secret)
 }

@@ -17,19 +17,40 @@ import (
 // YAML library's own strict mode stops at the first wrong type and knows no paths.
 type decoder struct {
 	problems Problems
-	lines    map[string]int // by path
+	places   map[string]place // by path
+	placeOf  func(*yaml.Node) place
+}
+
+// A place is where something was written.
+type place struct {
+	doc  string // the document's name, where there are several
+	path string
+	line int // 0 if it means nothing
+}
+
+func newDecoder(placeOf func(*yaml.Node) place) *decoder {
+	if placeOf == nil {
+		placeOf = func(n *yaml.Node) place { return place{line: n.Line} }
+	}
+	return &decoder{places: make(map[string]place), placeOf: placeOf}
 }
 
 // later are keys that the format will have and this version does not.
 var later = map[string]bool{
-	"drainTime": true, "interface": true, "gateway": true, "bfd": true, "secretRef": true,
+	"drainTime": true, "interface": true, "gateway": true, "bfd": true,
+}
+
+// objectMeta are the keys that the API server adds to metadata; a document that was read from it is accepted as it is.
+var objectMeta = map[string]bool{
+	"uid": true, "resourceVersion": true, "generation": true, "creationTimestamp": true, "deletionTimestamp": true,
+	"deletionGracePeriodSeconds": true, "managedFields": true, "ownerReferences": true, "finalizers": true, "generateName": true,
 }
 
 func (d *decoder) decode(path string, n *yaml.Node, v reflect.Value) {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	d.lines[path] = n.Line
+	d.places[path] = d.placeOf(n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		return // as if it were not there
 	}
@@ -69,6 +90,7 @@ func (d *decoder) decodeStruct(path string, n *yaml.Node, v reflect.Value) {
 		switch {
 		case ok:
 			d.decode(sub, value, v.Field(i))
+		case path == "metadata" && objectMeta[key]:
 		case later[sub] || later[key]:
 			d.problem(sub, "this version does not support it")
 		default:
@@ -99,13 +121,12 @@ func (d *decoder) eachKey(path string, n *yaml.Node, visit func(key, sub string,
 		if path != "" {
 			sub = path + "." + key
 		}
+		d.places[sub] = d.placeOf(n.Content[i])
 		if seen[key] {
-			d.lines[sub] = n.Content[i].Line
 			d.problem(sub, "is there twice")
 			continue
 		}
 		seen[key] = true
-		d.lines[sub] = n.Content[i].Line
 		visit(key, sub, n.Content[i+1])
 	}
 }
@@ -158,16 +179,27 @@ func (d *decoder) wrong(path string, n *yaml.Node, want string) {
 }
 
 func (d *decoder) problem(path, format string, args ...any) {
-	d.problems = append(d.problems, Problem{Path: path, Line: d.line(path), Text: fmt.Sprintf(format, args...)})
+	d.problems = append(d.problems, d.at(path, format, args...))
 }
 
-// line is where a path is, or where the nearest thing around it begins if it is not there.
-func (d *decoder) line(path string) int {
-	for path != "" {
-		if line, ok := d.lines[path]; ok {
-			return line
+func (d *decoder) at(path, format string, args ...any) Problem {
+	where := d.place(path)
+	return Problem{Doc: where.doc, Path: where.path, Line: where.line, Text: fmt.Sprintf(format, args...)}
+}
+
+// place is where a path is, or where the nearest thing around it begins if it is not there.
+func (d *decoder) place(path string) place {
+	for around := path; around != ""; around = around[:max(strings.LastIndexAny(around, ".["), 0)] {
+		where, ok := d.places[around]
+		if !ok {
+			continue
 		}
-		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+		if where.path == "" { // there is one document, and its paths are these
+			where.path = path
+		} else {
+			where.path += path[len(around):]
+		}
+		return where
 	}
-	return 0
+	return place{path: path}
 }

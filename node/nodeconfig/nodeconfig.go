@@ -5,6 +5,7 @@ package nodeconfig
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 
 // A Problem is one thing that is wrong with a document.
 type Problem struct {
+	Doc  string // the name of the NodeConfig, where several can be meant
 	Path string // "spec.bgp.peers[1].holdTime"
 	Line int    // 0 if not known
 	Text string // what is wrong, and what would be right
@@ -34,6 +36,9 @@ func (p Problems) Error() string {
 	for i, problem := range p {
 		if i > 0 {
 			b.WriteByte('\n')
+		}
+		if problem.Doc != "" {
+			fmt.Fprintf(&b, "NodeConfig %s: ", problem.Doc)
 		}
 		if problem.Line > 0 {
 			fmt.Fprintf(&b, "line %d: ", problem.Line)
@@ -50,28 +55,50 @@ func (p Problems) Error() string {
 type Options struct {
 	Node     string                            // the node's name
 	ReadFile func(name string) ([]byte, error) // for passwords
+	Cluster  *Cluster                          // nil without Kubernetes
 }
 
 // Parse reads one NodeConfig document, YAML or JSON, for the given node. Its errors are [Problems] unless the text is no
 // YAML at all.
 func Parse(data []byte, o Options) (node.Config, error) {
+	r, err := Resolve(data, o)
+	return r.Config, err
+}
+
+// Resolve is Parse, and tells what was left out.
+func Resolve(data []byte, o Options) (Result, error) {
 	tree, err := document(data)
 	if err != nil {
-		return node.Config{}, err
+		return Result{}, err
 	}
-	d := &decoder{lines: make(map[string]int)}
+	d := newDecoder(nil)
 	var doc v1alpha1.NodeConfig
 	d.decode("", tree, reflect.ValueOf(&doc).Elem())
+	return convert(d, doc, o)
+}
+
+// A Result is what came of a document.
+type Result struct {
+	Config node.Config
+	// Warnings are what was left out, such as a peer whose password is not there. The rest is as good as without them.
+	Warnings Problems
+}
+
+// convert reports what the decoder has noted together with its own findings.
+func convert(d *decoder, doc v1alpha1.NodeConfig, o Options) (Result, error) {
 	c := &converter{decoder: d, o: o}
 	for _, p := range d.problems {
-		c.bad = append(c.bad, p.Path)
+		c.bad = append(c.bad, place{doc: p.Doc, path: p.Path})
 	}
 	config := c.convert(doc)
 	if len(d.problems) > 0 {
-		slices.SortStableFunc(d.problems, func(a, b Problem) int { return a.Line - b.Line })
-		return node.Config{}, d.problems
+		slices.SortStableFunc(d.problems, func(a, b Problem) int { return cmp.Or(strings.Compare(a.Doc, b.Doc), a.Line-b.Line) })
+		return Result{}, d.problems
 	}
-	return config, nil
+	if c.noPodCIDRs {
+		return Result{}, ErrNoPodCIDRs
+	}
+	return Result{Config: config, Warnings: c.warnings}, nil
 }
 
 // document returns the one document in the text.

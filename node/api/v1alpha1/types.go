@@ -37,16 +37,25 @@ type NodeConfigSpec struct {
 	BGP          *BGP     `json:"bgp"`
 }
 
-// A LabelSelector selects nodes by their labels.
+// A LabelSelector selects nodes or namespaces by their labels, as everywhere in Kubernetes: all of it must hold, and an empty
+// one selects everything.
 type LabelSelector struct {
-	MatchLabels map[string]string `json:"matchLabels"`
+	MatchLabels      map[string]string  `json:"matchLabels"`
+	MatchExpressions []LabelRequirement `json:"matchExpressions"`
+}
+
+// A LabelRequirement is one condition on one label.
+type LabelRequirement struct {
+	Key      string   `json:"key"`
+	Operator string   `json:"operator"` // In, NotIn, Exists, DoesNotExist
+	Values   []string `json:"values"`
 }
 
 // A Pool is a prefix that pods get addresses from.
 type Pool struct {
 	Name       string   `json:"name"`
 	CIDR       string   `json:"cidr"`
-	Source     string   `json:"source"`
+	Source     string   `json:"source"`   // PodCIDRs: what the cluster gives the node; the default without a cidr
 	Announce   string   `json:"announce"` // Aggregate (default), Hosts or None
 	Namespaces []string `json:"namespaces"`
 	Reserved   []string `json:"reserved"` // prefixes that no pod gets an address from
@@ -108,7 +117,14 @@ type Duration string
 
 // A Password is a TCP MD5 key (RFC 2385).
 type Password struct {
-	File string `json:"file"` // its content without the final line break
+	File      string     `json:"file"` // its content without the final line break
+	SecretRef *SecretRef `json:"secretRef"`
+}
+
+// A SecretRef names one entry of a Secret in the namespace that the node process runs in.
+type SecretRef struct {
+	Name string `json:"name"`
+	Key  string `json:"key"`
 }
 
 // GracefulRestart configures RFC 4724.
