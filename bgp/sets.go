@@ -62,6 +62,15 @@ func parseCommunity(text string) (uint32, error) {
 	return v, nil
 }
 
+// GracefulShutdown is the community of that name (RFC 8326).
+const GracefulShutdown Communities = "65535:0"
+
+// With returns both sets together.
+func (c Communities) With(other Communities) Communities {
+	both, _ := ParseCommunities(strings.Fields(string(c) + " " + string(other))) // both were parsed before
+	return both
+}
+
 // Values returns the communities as numbers.
 func (c Communities) Values() []uint32 {
 	var out []uint32

@@ -41,9 +41,9 @@ type rawConf struct {
 	Name          string    `json:"name"`
 	DNS           types.DNS `json:"dns"`
 	RuntimeConfig struct {
-		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
-		MAC         string            `json:"mac"`
-		IPs         []string          `json:"ips"`
+		Annotations annotations `json:"io.kubernetes.cri.pod-annotations"`
+		MAC         string      `json:"mac"`
+		IPs         []string    `json:"ips"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
@@ -53,6 +53,18 @@ type rawConf struct {
 	DefaultRoute     *bool                 `json:"defaultRoute"`
 	PrevResult       json.RawMessage       `json:"prevResult"`
 	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
+}
+
+// annotations are those of a pod. Runtimes written in Go pass none as null, which is not the same as not passing them.
+type annotations struct {
+	values map[string]string
+	passed bool
+}
+
+// UnmarshalJSON implements [json.Unmarshaler]; it is called for null, too.
+func (a *annotations) UnmarshalJSON(data []byte) error {
+	a.passed = true
+	return json.Unmarshal(data, &a.values)
 }
 
 // parseConf reads a network configuration. Its errors are of type [*Error].
@@ -73,7 +85,7 @@ func parseConf(data []byte) (Conf, error) {
 	}
 	c := Conf{
 		CNIVersion: raw.CNIVersion, Name: raw.Name, DNS: raw.DNS,
-		Annotations: raw.RuntimeConfig.Annotations, HasAnnotations: raw.RuntimeConfig.Annotations != nil,
+		Annotations: raw.RuntimeConfig.Annotations.values, HasAnnotations: raw.RuntimeConfig.Annotations.passed,
 		PrevResult: raw.PrevResult, DefaultRoute: raw.DefaultRoute,
 	}
 	if raw.ValidAttachments != nil {

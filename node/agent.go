@@ -17,8 +17,9 @@ import (
 
 // Bounds of the pass.
 const (
-	doubtInterval = time.Minute      // how often everything is looked at although nothing seems wrong
-	retryInterval = 2 * time.Second  // after a pass with failures
+	doubtInterval = time.Minute     // how often everything is looked at although nothing seems wrong
+	retryInterval = 2 * time.Second // after a pass with failures
+	minRecheck    = 10 * time.Millisecond
 	passTimeout   = 20 * time.Second // of one pass
 )
 
@@ -37,6 +38,8 @@ type Options struct {
 	Sources    Target[LinkName, SourceCheck]
 	Masquerade Target[netip.Prefix, bgp.Prefixes]
 	Speaker    *Speaker // nil: no BGP
+	Pods       Pods     // nil: without Kubernetes
+	Reporter   Reporter // nil: nobody is told
 	Secret     [32]byte // addresses are derived from it
 	Log        *slog.Logger
 	Now        func() time.Time
@@ -67,8 +70,9 @@ type Agent struct {
 	masquerade      *Syncer[netip.Prefix, bgp.Prefixes]
 	announcements   *Syncer[netip.Prefix, bgp.Announcement]
 	peers           *Syncer[bgp.PeerID, bgp.Peer]
-	facts           *facts // nil when they must be read again
-	trouble         string // what the last pass complained of, so that it is logged once
+	facts           *facts          // nil when they must be read again
+	trouble         string          // what the last pass complained of, so that it is logged once
+	refused         map[string]bool // the refusals of the last pass, so that each is told once
 
 	// owned by the sweeper
 	suspects map[string]int // how often in a row the sweep has seen something
@@ -174,6 +178,12 @@ func (a *Agent) Doubt() {
 	a.Kick()
 }
 
+// Configure puts another configuration in force. It never blocks.
+func (a *Agent) Configure(c Config) {
+	a.config.Store(&c)
+	a.Doubt()
+}
+
 // Settle waits for the end of a pass that began after the call.
 func (a *Agent) Settle(ctx context.Context) (Pass, error) {
 	done := make(chan Pass, 1)
@@ -209,12 +219,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	retry := time.NewTimer(retryInterval)
 	retry.Stop() // until a pass fails
 	defer retry.Stop()
+	recheck := time.NewTimer(retryInterval)
+	recheck.Stop() // until time alone changes the plan
+	defer recheck.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-a.kick:
 		case <-retry.C:
+		case <-recheck.C:
 		case <-doubt.C:
 			a.Doubt()
 		}
@@ -223,6 +237,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		retry.Stop()
 		if p.Err != nil {
 			retry.Reset(retryInterval)
+		}
+		recheck.Stop()
+		if at := p.Desired.Recheck; !at.IsZero() {
+			recheck.Reset(max(at.Sub(a.o.Now()), minRecheck))
 		}
 	}
 }

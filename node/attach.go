@@ -36,6 +36,7 @@ func (a *Agent) Add(ctx context.Context, req cni.Request) (cni.Result, error) {
 	took := a.o.Now().Sub(start)
 	if err != nil {
 		log.WarnContext(ctx, "attach refused", "err", err, "took", took)
+		a.report(pod, err)
 		return cni.Result{}, a.cniError(pod, req.ID, err)
 	}
 	log.InfoContext(ctx, "attached", "addr", att.Addrs, "host_if", att.HostIf, "took", took)
@@ -43,11 +44,10 @@ func (a *Agent) Add(ctx context.Context, req cni.Request) (cni.Result, error) {
 }
 
 func (a *Agent) attach(ctx context.Context, req cni.Request, pod Pod) (Attachment, error) {
-	intent, err := ParseIntent(req.Conf.Annotations)
+	pod, err := a.identify(ctx, req, pod)
 	if err != nil {
 		return Attachment{}, err
 	}
-	pod.Intent = intent
 	choose := func(taken Taken) (Attachment, error) { return a.choose(req, pod, taken) }
 	att, created, err := a.o.Store.Reserve(req.ID, choose)
 	if err != nil {
@@ -245,6 +245,8 @@ func (a *Agent) cniError(pod Pod, id cni.ID, err error) error {
 		code, details = wire.CodeCheck, "the node process repairs the node's side by itself; else delete the pod"
 	case errors.Is(err, ErrStopping), errors.Is(err, ErrDeleted), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		code, details = wire.CodeTryAgainLater, "try again"
+	case errors.Is(err, ErrUnknownPod), errors.Is(err, ErrNoAPI):
+		code, details = wire.CodeTryAgainLater, "try again; a runtime that passes the pod's annotations needs no API server for it"
 	case errors.Is(err, ErrAnnotation):
 		code, details = wire.CodeAnnotation, "correct the pod's annotations"
 	case errors.Is(err, ErrNotGranted):

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
@@ -213,7 +214,7 @@ func (a *Agent) composed(c Config, pod Pod, id cni.ID, part netip.Prefix) (withi
 		if len(l.algo) == 0 {
 			continue
 		}
-		within, err := l.algo.Prefix(part, Identity(c.Node, pod.Key))
+		within, err := l.algo.Prefix(part, Identity(c.Node, pod))
 		if err == nil {
 			return within, l.algo.String()
 		}
@@ -223,8 +224,10 @@ func (a *Agent) composed(c Config, pod Pod, id cni.ID, part netip.Prefix) (withi
 }
 
 // Identity is what the fields of a pod's address are made from.
-func Identity(node string, pod PodKey) ipam.Identity {
-	return ipam.Identity{Namespace: pod.Namespace, App: ipam.AppNameOf(pod.Name), Pod: pod.Name, Node: node}
+func Identity(node string, pod Pod) ipam.Identity {
+	return ipam.Identity{
+		Namespace: pod.Key.Namespace, App: cmp.Or(pod.App, ipam.AppNameOf(pod.Key.Name)), Image: pod.Image, Pod: pod.Key.Name, Node: node,
+	}
 }
 
 // ownAddrs are the addresses a pod must never get although they may lie in a pool: the node's on whatever link, its peers'

@@ -248,7 +248,7 @@ func TestComposedAddressThatRested(t *testing.T) {
 	config.CoolDown = time.Hour
 	config.Pools[0].Prefix = netip.MustParsePrefix("2001:db8:1::/112")
 	config.IPAlgo = ipam.Algo{{Name: ipam.FieldNamespace, Bits: 8}}
-	part, err := config.IPAlgo.Prefix(config.Pools[0].Prefix, node.Identity("node1", node.PodKey{Namespace: "ns", Name: "p1"}))
+	part, err := config.IPAlgo.Prefix(config.Pools[0].Prefix, node.Identity("node1", node.Pod{Key: node.PodKey{Namespace: "ns", Name: "p1"}}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,8 @@ type Config struct {
 	CoolDown time.Duration // how long an address rests before another pod gets it
 	IPAlgo   ipam.Algo     // of pods that do not say; empty for random addresses
 	Grants   []Grant       // what annotations may claim
+	// DrainTime is how long an anycast address goes on to be announced, as one to avoid, when its last pod is being deleted.
+	DrainTime time.Duration
 	// Services are the cluster's ranges of service addresses, which no pod can have.
 	Services []netip.Prefix
 	// NoSourceCheck lets pods send from any address.
@@ -76,6 +78,14 @@ type BGP struct {
 	ListenPort int        // 0: do not listen
 	Peers      map[bgp.PeerID]bgp.Peer
 	Attributes map[bgp.Kind]bgp.Attributes
+}
+
+// attributes are those of a kind of announcement.
+func (c Config) attributes(kind bgp.Kind) bgp.Attributes {
+	if c.BGP == nil {
+		return bgp.Attributes{}
+	}
+	return c.BGP.Attributes[kind]
 }
 
 // poolsFor returns the pools of a family that a namespace may use, those made for it first.

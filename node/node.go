@@ -36,6 +36,13 @@ type Pod struct {
 	Key    PodKey `json:"key,omitzero"`
 	UID    string `json:"uid,omitempty"`
 	Intent Intent `json:"intent,omitzero"`
+	// App is the stable name of the workload, Image that of the first container's image; empty where they are not known.
+	App   string `json:"app,omitempty"`
+	Image string `json:"image,omitempty"`
+	// Ready tells that the pod serves, and is not being deleted. Draining is when it began to be deleted while it was Ready, by
+	// this node's clock. Both are only ever set by Kubernetes.
+	Ready    bool      `json:"ready,omitempty"`
+	Draining time.Time `json:"draining,omitzero"`
 }
 
 // An Attachment is one interface in one container, as it is stored. It holds everything that was chosen for it, so that
@@ -215,6 +222,8 @@ type Store interface {
 	Reserve(id cni.ID, choose func(Taken) (Attachment, error)) (a Attachment, created bool, err error)
 	// Commit makes the record take part in the plan, now that it is wired into a namespace. The record must exist.
 	Commit(id cni.ID, ns NetnsID) error
+	// Observe notes what is known of the pod now. Absent is no error.
+	Observe(id cni.ID, pod Pod) error
 	// Retire takes the record out of the plan; its addresses stay taken. Absent is no error.
 	Retire(id cni.ID) error
 	// Release forgets the record and frees its addresses, which then rest for a while. Absent is no error.

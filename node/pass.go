@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 )
 
 // pass observes, plans, and makes it so. The order is the graceful behaviour: a route is there before the announcement
@@ -16,7 +15,8 @@ func (a *Agent) pass(ctx context.Context) Pass {
 	defer cancel()
 	waiters := a.begin()
 	start := a.o.Now()
-	w, err := a.observe(ctx)
+	attachments, stale := a.refresh(a.o.Store.All())
+	w, err := a.observe(ctx, attachments)
 	p := Pass{World: w}
 	if err != nil {
 		// Unknown is not empty: nothing is done, and above all nothing is pruned.
@@ -26,9 +26,11 @@ func (a *Agent) pass(ctx context.Context) Pass {
 		p.Desired = Plan(w)
 		a.apply(ctx, &p)
 	}
+	p.Err = errors.Join(p.Err, stale) // which only a restart would suffer from
 	p.Ended = a.o.Now()
 	p.Took = p.Ended.Sub(start)
-	a.complain(ctx, errors.Join(slices.Concat([]error{p.Err, w.misfits()}, p.Desired.Refused)...))
+	a.complain(ctx, errors.Join(p.Err, w.misfits(), p.Desired.refusals()))
+	a.reportRefusals(p.Desired.Refused)
 	a.last.Store(&p)
 	for _, waiter := range waiters {
 		waiter <- p
@@ -57,8 +59,8 @@ func (a *Agent) begin() []chan<- Pass {
 	return waiters
 }
 
-func (a *Agent) observe(ctx context.Context) (World, error) {
-	w := World{Config: *a.config.Load(), Attachments: a.o.Store.All()}
+func (a *Agent) observe(ctx context.Context, attachments []Attachment) (World, error) {
+	w := World{Now: a.o.Now(), Attachments: attachments, Config: *a.config.Load(), Readiness: a.o.Pods != nil}
 	if a.facts == nil {
 		f, err := look(ctx, w.Config, a.o.Datapath)
 		if err != nil {

@@ -1,17 +1,20 @@
 package node
 
 import (
-	"fmt"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/gaggle-cni/gaggle/bgp"
 )
 
 // A World is all that a plan depends on.
 type World struct {
+	Now         time.Time
 	Config      Config
+	Readiness   bool // the pods' readiness is known; else all that are attached serve
 	Attachments []Attachment
 	// Uplinks tells how the node reaches its peers and, by the unspecified addresses, everything else.
 	Uplinks map[netip.Addr]Uplink
@@ -32,7 +35,17 @@ type Desired struct {
 	Sources    map[LinkName]SourceCheck
 	Masquerade map[netip.Prefix]bgp.Prefixes // with the destinations that are not
 
-	Refused []error // claims that have lost their grant
+	Refused []Refusal // claims that have lost their grant
+	Recheck time.Time // when time alone changes the plan; zero if it does not
+}
+
+// refusals joins them to one error; nil when there are none.
+func (d Desired) refusals() error {
+	var errs []error
+	for _, r := range d.Refused {
+		errs = append(errs, r)
+	}
+	return errors.Join(errs...)
 }
 
 // Plan says what must hold outside, given the world. It is a pure function: an ADD, a repair and a restart call it with
@@ -104,6 +117,7 @@ func (w World) holders() map[netip.Addr]Attachment {
 func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newest map[netip.Addr]Attachment) {
 	d.Ends[LinkName(a.HostIf)] = a.End()
 	static := a.Pod.Intent.Addresses.Values()
+	leaving := !a.Pod.Draining.IsZero()
 	for _, addr := range a.Own() {
 		if newest[addr].ID != a.ID {
 			continue
@@ -114,39 +128,17 @@ func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newe
 		if slices.Contains(static, addr) {
 			kind = bgp.KindAddresses
 			if err := c.granted(a.Pod.Key.Namespace, UseAddresses, addr); err != nil {
-				d.Refused = append(d.Refused, fmt.Errorf("pod %s: %w", a.Pod.Key, err))
+				d.Refused = append(d.Refused, Refusal{a.Pod, err})
 				continue
 			}
 		}
-		if kind == bgp.KindAddresses && !c.covered(addr) || kind == bgp.KindPod && c.announcesAlone(addr) {
+		switch {
+		case kind == bgp.KindAddresses && !c.covered(addr) && leaving && c.BGP != nil:
+			// Its next sandbox may be on another node already.
+			d.Announce[host] = bgp.Announcement{Kind: kind, Attributes: shutdown(c.attributes(kind))}
+		case kind == bgp.KindAddresses && !c.covered(addr), kind == bgp.KindPod && c.announcesAlone(addr):
 			d.announce(c, host, kind)
 		}
-	}
-}
-
-// planAnycast shares each address among the pods that have it. The kernel reaches each by the pod's own address, which it
-// resolves as ever.
-func (d *Desired) planAnycast(w World, self bgp.NextHops) {
-	shared := make(map[netip.Addr][]Via)
-	for _, a := range w.Attachments {
-		if !a.Committed {
-			continue
-		}
-		for _, addr := range a.Anycast {
-			if err := w.Config.granted(a.Pod.Key.Namespace, UseAnycast, addr); err != nil {
-				d.Refused = append(d.Refused, fmt.Errorf("pod %s: %w", a.Pod.Key, err))
-				continue
-			}
-			i := slices.IndexFunc(a.Addrs, func(own netip.Addr) bool { return own.Is4() == addr.Is4() })
-			if i >= 0 { // it was chosen so, and what is read off the kernel may lack it
-				shared[addr] = append(shared[addr], Via{a.Addrs[i], a.HostIf})
-			}
-		}
-	}
-	for addr, vias := range shared {
-		host := netip.PrefixFrom(addr, addr.BitLen())
-		d.Routes[host] = Route{Kind: RouteAnycast, Vias: MakeVias(vias), Source: ownAddr(self, addr)}
-		d.announce(w.Config, host, bgp.KindAnycast)
 	}
 }
 
@@ -173,7 +165,7 @@ func (c Config) announcesAlone(addr netip.Addr) bool {
 
 func (d Desired) announce(c Config, p netip.Prefix, kind bgp.Kind) {
 	if c.BGP != nil {
-		d.Announce[p] = bgp.Announcement{Kind: kind, Attributes: c.BGP.Attributes[kind]}
+		d.Announce[p] = bgp.Announcement{Kind: kind, Attributes: c.attributes(kind)}
 	}
 }
 

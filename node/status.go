@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -63,6 +62,9 @@ type PodStatus struct {
 	Namespace   string       `json:"namespace"`
 	Name        string       `json:"name"`
 	UID         string       `json:"uid"`
+	App         string       `json:"app,omitempty"`   // the workload, where Kubernetes told it
+	Image       string       `json:"image,omitempty"` // of the first container, likewise
+	Ready       *bool        `json:"ready,omitempty"` // absent without Kubernetes
 	Network     string       `json:"network"`
 	ContainerID string       `json:"containerID"`
 	IfName      string       `json:"ifName"`
@@ -116,13 +118,13 @@ func (a *Agent) Status(ctx context.Context) (Status, error) {
 	s := Status{
 		Node: c.Node, Time: a.o.Now(), IPAlgo: c.IPAlgo.String(), SourceCheck: !c.NoSourceCheck,
 		Pass:          PassStatus{Time: p.Ended, Took: p.Took.Round(time.Microsecond).String(), Errors: lines(p.Err)},
-		Pods:          podStatus(a.o.Store.All()),
+		Pods:          podStatus(a.o.Store.All(), a.o.Pods != nil),
 		Pools:         poolStatus(c, a.o.Store.All()),
 		Announcements: announcementStatus(p),
 		Routes:        routeStatus(p),
 		Peers:         []PeerStatus{},
 		Misfits:       lines(p.World.misfits()),
-		Refused:       lines(errors.Join(p.Desired.Refused...)),
+		Refused:       lines(p.Desired.refusals()),
 	}
 	if a.o.Speaker == nil {
 		return s, nil
@@ -192,15 +194,19 @@ func (s Status) sessionProblems() (problems []string) {
 	return problems
 }
 
-func podStatus(all []Attachment) []PodStatus {
+func podStatus(all []Attachment, readiness bool) []PodStatus {
 	pods := make([]PodStatus, 0, len(all))
 	for _, a := range all {
 		state := "pending"
 		if a.Committed {
 			state = "committed"
 		}
+		var ready *bool
+		if readiness {
+			ready = &a.Pod.Ready
+		}
 		pods = append(pods, PodStatus{
-			Namespace: a.Pod.Key.Namespace, Name: a.Pod.Key.Name, UID: a.Pod.UID,
+			Namespace: a.Pod.Key.Namespace, Name: a.Pod.Key.Name, UID: a.Pod.UID, App: a.Pod.App, Image: a.Pod.Image, Ready: ready,
 			Network: a.ID.Network, ContainerID: a.ID.ContainerID, IfName: a.ID.IfName,
 			HostIf: a.HostIf, MAC: a.MAC, MTU: a.MTU, Addresses: a.Addrs, Extra: a.Extra, Anycast: a.Anycast, IPAlgo: a.IPAlgo, State: state, Created: a.Created,
 		})

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,6 +38,10 @@ type world struct {
 	announced       *nodetest.Target[netip.Prefix, bgp.Announcement]
 	peers           *nodetest.Target[bgp.PeerID, bgp.Peer]
 	sessions        *nodetest.Sessions
+	pods            *nodetest.Pods // nil: without Kubernetes
+
+	mu   sync.Mutex
+	told []string // by the Reporter
 
 	agent *node.Agent
 	stop  func()
@@ -93,13 +98,17 @@ func newWorld(tb testing.TB, config node.Config) *world {
 func (w *world) start() {
 	w.t.Helper()
 	w.fuse.Disarm()
-	w.agent = node.New(node.Options{
+	o := node.Options{
 		Config: w.config, Store: &nodetest.Store{Store: w.db, Fuse: w.fuse}, Datapath: w.datapath,
 		Ends: w.ends, Routes: w.routes, Learned: w.learned,
 		Sources: w.sources, Masquerade: w.masquerade,
 		Speaker: &node.Speaker{Announcements: w.announced, Peers: w.peers, Sessions: w.sessions},
-		Secret:  w.db.Secret(), Log: slog.New(slog.DiscardHandler), Now: time.Now,
-	})
+		Secret:  w.db.Secret(), Log: slog.New(slog.DiscardHandler), Now: time.Now, Reporter: w,
+	}
+	if w.pods != nil {
+		o.Pods = w.pods
+	}
+	w.agent = node.New(o)
 	if err := w.agent.Recover(w.t.Context()); err != nil {
 		w.t.Fatalf("Recover() = %v", err)
 	}
@@ -120,6 +129,21 @@ func (w *world) kill() {
 	if w.stop != nil {
 		w.stop()
 	}
+}
+
+// PodTrouble implements [node.Reporter].
+func (w *world) PodTrouble(pod node.Pod, reason, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = append(w.told, fmt.Sprintf("%s %s: %s", pod.Key, reason, message))
+}
+
+// events returns what was told since the last call.
+func (w *world) events() (told []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	told, w.told = w.told, nil
+	return told
 }
 
 func request(n int) cni.Request {
@@ -188,7 +212,9 @@ func (w *world) check(live map[int]bool) {
 	if len(records) != len(live) {
 		w.t.Errorf("%d records, want %d", len(records), len(live))
 	}
-	want := node.Plan(node.World{Config: w.config, Attachments: records, Uplinks: w.uplinks()})
+	want := node.Plan(node.World{
+		Now: time.Now(), Config: w.config, Readiness: w.pods != nil, Attachments: records, Uplinks: w.uplinks(),
+	})
 	wantOutside := outside{Links: links, Routes: want.Routes, Announced: want.Announce, Peers: want.Peers, Sources: want.Sources}
 	if diff := cmp.Diff(wantOutside, w.outside(), cmpOptions()...); diff != "" {
 		w.t.Errorf("outside (-want +got):\n%s", diff)

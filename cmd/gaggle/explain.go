@@ -175,7 +175,9 @@ func (f explainFlags) address(s node.Status, addr netip.Addr) (explanation, erro
 	text, id := s.IPAlgo, f.id
 	if e.Pod != nil {
 		text = e.Pod.IPAlgo
-		id = node.Identity(s.Node, node.PodKey{Namespace: e.Pod.Namespace, Name: e.Pod.Name})
+		id = node.Identity(s.Node, node.Pod{
+			Key: node.PodKey{Namespace: e.Pod.Namespace, Name: e.Pod.Name}, App: e.Pod.App, Image: e.Pod.Image,
+		})
 	}
 	text = cmp.Or(f.algo, text)
 	if text == "" || addr.Is4() {

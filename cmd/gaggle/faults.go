@@ -144,6 +144,10 @@ func (s faultyStore) Commit(id cni.ID, ns node.NetnsID) error {
 	return s.step("commit", func() error { return s.Store.Commit(id, ns) })
 }
 
+func (s faultyStore) Observe(id cni.ID, pod node.Pod) error {
+	return s.step("observe", func() error { return s.Store.Observe(id, pod) })
+}
+
 func (s faultyStore) Retire(id cni.ID) error {
 	return s.step("retire", func() error { return s.Store.Retire(id) })
 }

@@ -17,10 +17,13 @@ const (
 	defaultConnectRetry = 2 * time.Second
 	defaultRestartTime  = 120 * time.Second
 
+	defaultDrainTime = 5 * time.Second
+
 	minHoldTime    = 3 * time.Second // RFC 4271 section 4.2, besides 0
 	maxHoldTime    = 65535 * time.Second
 	maxRestartTime = 4095 * time.Second // twelve bits, RFC 4724 section 3
-	maxPassword    = 80                 // TCP_MD5SIG_MAXKEYLEN in the kernel's linux/tcp.h
+	maxDrainTime   = time.Hour
+	maxPassword    = 80 // TCP_MD5SIG_MAXKEYLEN in the kernel's linux/tcp.h
 	asTrans        = 23456
 )
 
@@ -36,7 +39,7 @@ func (c *converter) bgp(raw *v1alpha1.BGP, pools []node.Pool) *node.BGP {
 			bgp.KindPod:  c.attributes("spec.bgp.announcements.pod", raw.Announcements.Pod),
 
 			bgp.KindAddresses: c.attributes("spec.bgp.announcements.addresses", raw.Announcements.Addresses),
-			bgp.KindAnycast:   c.attributes("spec.bgp.announcements.anycast", raw.Announcements.Anycast),
+			bgp.KindAnycast:   c.attributes("spec.bgp.announcements.anycast", raw.Announcements.Anycast.Attributes),
 		},
 	}
 	if raw.ListenPort != nil {
@@ -70,6 +73,14 @@ func (c *converter) bgp(raw *v1alpha1.BGP, pools []node.Pool) *node.BGP {
 		}
 	}
 	return b
+}
+
+// drainTime is of no use without BGP, and then not looked at.
+func (c *converter) drainTime(raw *v1alpha1.BGP) time.Duration {
+	if raw == nil {
+		return 0
+	}
+	return c.duration("spec.bgp.announcements.anycast.drainTime", raw.Announcements.Anycast.DrainTime, defaultDrainTime, 0, maxDrainTime)
 }
 
 func (c *converter) asn(path string, asn uint32) uint32 {

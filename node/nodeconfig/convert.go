@@ -65,6 +65,7 @@ func (c *converter) convert(doc v1alpha1.NodeConfig) node.Config {
 		IPAlgo:   c.ipAlgo("spec.defaults.ipAlgo", spec.Defaults.IPAlgo, pools),
 		Grants:   c.grants(spec.Grants),
 
+		DrainTime:     c.drainTime(spec.BGP),
 		Services:      services,
 		NoSourceCheck: spec.Defaults.SourceCheck != nil && !*spec.Defaults.SourceCheck,
 		BGP:           c.bgp(spec.BGP, pools),

@@ -37,7 +37,7 @@ func newDecoder(placeOf func(*yaml.Node) place) *decoder {
 
 // later are keys that the format will have and this version does not.
 var later = map[string]bool{
-	"drainTime": true, "interface": true, "gateway": true, "bfd": true,
+	"interface": true, "gateway": true, "bfd": true,
 }
 
 // objectMeta are the keys that the API server adds to metadata; a document that was read from it is accepted as it is.
@@ -81,15 +81,13 @@ func (d *decoder) decodeStruct(path string, n *yaml.Node, v reflect.Value) {
 		d.wrong(path, n, "a mapping")
 		return
 	}
-	fields := make(map[string]int)
-	for i := range v.NumField() {
-		fields[v.Type().Field(i).Tag.Get("json")] = i
-	}
+	fields := make(map[string]reflect.Value)
+	collect(fields, v)
 	d.eachKey(path, n, func(key, sub string, value *yaml.Node) {
-		i, ok := fields[key]
+		field, ok := fields[key]
 		switch {
 		case ok:
-			d.decode(sub, value, v.Field(i))
+			d.decode(sub, value, field)
 		case path == "metadata" && objectMeta[key]:
 		case later[sub] || later[key]:
 			d.problem(sub, "this version does not support it")
@@ -97,6 +95,17 @@ func (d *decoder) decodeStruct(path string, n *yaml.Node, v reflect.Value) {
 			d.problem(sub, "unknown; known here: %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
 		}
 	})
+}
+
+// collect finds a structure's fields by their keys; those of an embedded one count as its own.
+func collect(fields map[string]reflect.Value, v reflect.Value) {
+	for i := range v.NumField() {
+		if v.Type().Field(i).Anonymous {
+			collect(fields, v.Field(i))
+			continue
+		}
+		fields[v.Type().Field(i).Tag.Get("json")] = v.Field(i)
+	}
 }
 
 func (d *decoder) decodeMap(path string, n *yaml.Node, v reflect.Value) {

@@ -64,7 +64,7 @@ spec:
       pool: {communities: ["64512:100", "no-export"], largeCommunities: ["64512:1:1"], med: 0, prepend: 2}
       pod: {localPref: 200}
       addresses: {largeCommunities: ["64512:2:2"]}
-      anycast: {communities: ["64512:200"]}
+      anycast: {communities: ["64512:200"], drainTime: 30s}
 `
 
 func TestParse(t *testing.T) {
@@ -82,7 +82,7 @@ func TestParse(t *testing.T) {
 			{Name: "dmz", Prefix: netip.MustParsePrefix("10.1.0.0/24"), Announce: node.AnnounceHosts, Namespaces: []string{"dmz"}},
 			{Name: "inner", Prefix: netip.MustParsePrefix("10.2.0.0/24"), Announce: node.AnnounceNone, Masquerade: true, Direct: "10.0.0.0/8 192.0.2.0/24"},
 		},
-		Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, NoSourceCheck: true,
+		Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, NoSourceCheck: true, DrainTime: 30 * time.Second,
 		Families: bgp.IPv6, MTU: 1400, CoolDown: 90 * time.Second,
 		IPAlgo: ipam.Algo{{Name: ipam.FieldNamespace, Bits: 16}, {Name: ipam.FieldApp, Bits: 8}},
 		Grants: []node.Grant{{
@@ -122,7 +122,8 @@ func TestParse(t *testing.T) {
 // Every row is one mistake in an otherwise good document; all rows together are reported at once.
 var mistakes = []struct{ name, spec, path, text string }{
 	{"unknown key", `bgpp: {}`, "spec.bgpp", "unknown; known here: bgp, defaults"},
-	{"key of a later version", `bgp: {asn: 1, announcements: {anycast: {drainTime: 5s}}}`, "spec.bgp.announcements.anycast.drainTime", "does not support"},
+	{"key of a later version", `bgp: {asn: 1, peers: [{bfd: {}}]}`, "spec.bgp.peers[0].bfd", "does not support"},
+	{"drain time", `bgp: {asn: 1, announcements: {anycast: {drainTime: 2h}}}`, "spec.bgp.announcements.anycast.drainTime", "2h0m0s: want 0s to 1h0m0s"},
 	{"reserved outside the pool", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [10.0.1.0/28]}]`, "spec.pools[0].reserved[0]", "is no part of 10.0.0.0/24"},
 	{"reserved is more than the pool", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [10.0.0.0/16]}]`, "spec.pools[0].reserved[0]", "is no part of"},
 	{"reserved is none", `pools: [{name: a, cidr: 10.0.0.0/24, reserved: [x]}]`, "spec.pools[0].reserved[0]", "not a prefix"},

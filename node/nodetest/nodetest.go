@@ -334,6 +334,11 @@ func (s *Store) Commit(id cni.ID, ns node.NetnsID) error {
 	return errors.Join(s.Fuse.step("commit "+id.String()), s.unless(func() error { return s.Store.Commit(id, ns) }))
 }
 
+// Observe implements [node.Store].
+func (s *Store) Observe(id cni.ID, pod node.Pod) error {
+	return errors.Join(s.Fuse.step("observe "+id.String()), s.unless(func() error { return s.Store.Observe(id, pod) }))
+}
+
 // Retire implements [node.Store].
 func (s *Store) Retire(id cni.ID) error {
 	return errors.Join(s.Fuse.step("retire "+id.String()), s.unless(func() error { return s.Store.Retire(id) }))
@@ -350,4 +355,54 @@ func (s *Store) unless(do func() error) error {
 		return nil
 	}
 	return do()
+}
+
+// Pods are what Kubernetes says of pods.
+type Pods struct {
+	mu    sync.Mutex
+	facts map[node.PodKey]node.PodFacts
+	away  bool
+}
+
+var _ node.Pods = (*Pods)(nil)
+
+// Set changes what is known of a pod.
+func (p *Pods) Set(f node.PodFacts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.facts == nil {
+		p.facts = make(map[node.PodKey]node.PodFacts)
+	}
+	p.facts[f.Key] = f
+}
+
+// Away cuts the API server off, for a process that has just started: nothing is known.
+func (p *Pods) Away(away bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.away = away
+}
+
+// Pod implements [node.Pods].
+func (p *Pods) Pod(_ context.Context, key node.PodKey, uid string) (node.PodFacts, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f, ok := p.facts[key]
+	switch {
+	case p.away:
+		return node.PodFacts{}, node.ErrNoAPI
+	case !ok || !f.Is(uid):
+		return node.PodFacts{}, node.ErrUnknownPod
+	}
+	return f, nil
+}
+
+// Pods implements [node.Pods].
+func (p *Pods) Pods() (map[node.PodKey]node.PodFacts, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.away {
+		return nil, false
+	}
+	return maps.Clone(p.facts), true
 }

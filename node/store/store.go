@@ -78,6 +78,18 @@ func (d *DB) Commit(id cni.ID, ns node.NetnsID) error {
 	return d.putLocked(a)
 }
 
+// Observe implements [node.Store].
+func (d *DB) Observe(id cni.ID, pod node.Pod) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, ok := d.byID[id]
+	if !ok || a.Pod == pod {
+		return nil
+	}
+	a.Pod = pod
+	return d.putLocked(a)
+}
+
 // Retire implements [node.Store].
 func (d *DB) Retire(id cni.ID) error {
 	d.mu.Lock()

@@ -146,7 +146,14 @@ type Announcements struct {
 	Pod  Attributes `json:"pod"`  // single addresses of pools
 
 	Addresses Attributes `json:"addresses"` // static addresses
-	Anycast   Attributes `json:"anycast"`
+	Anycast   Anycast    `json:"anycast"`
+}
+
+// Anycast are the path attributes of anycast addresses, and how they end.
+type Anycast struct {
+	Attributes `json:",inline"`
+	// DrainTime is how long an address is announced as one to avoid while its last pod is being deleted.
+	DrainTime Duration `json:"drainTime"`
 }
 
 // Attributes are path attributes.
