@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -89,16 +88,12 @@ func (m *Machine) WriteFile(path, text string) error {
 
 // Do calls do on a thread that is on the machine; a process that do starts is wholly there.
 func (m *Machine) Do(do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := m.enter()
-		if err == nil {
-			err = do()
+	return away(func() error {
+		if err := m.enter(); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	return <-done
+		return do()
+	})
 }
 
 func (m *Machine) enter() error {

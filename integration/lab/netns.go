@@ -45,17 +45,28 @@ func (n NS) Sysctl(name, value string) error {
 
 // Do calls do on a thread in the namespace. Sockets that it opens stay there.
 func (n NS) Do(do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+	return away(func() error {
 		fd, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
-			done <- fmt.Errorf("open namespace %s: %w", n.Name, err)
-			return
+			return fmt.Errorf("open namespace %s: %w", n.Name, err)
 		}
 		defer unix.Close(fd)
 		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter namespace %s: %w", n.Name, err)
+			return fmt.Errorf("enter namespace %s: %w", n.Name, err)
+		}
+		return do()
+	})
+}
+
+// away calls do on a thread that ends afterwards, so that do may change it for good.
+func away(do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread would stay, and keep the namespaces that it is in. While it is held here, another is taken.
+			defer runtime.UnlockOSThread()
+			done <- away(do)
 			return
 		}
 		done <- do()
