@@ -184,6 +184,9 @@ func (a *Agent) Configure(c Config) {
 	a.Doubt()
 }
 
+// Config returns the configuration in force.
+func (a *Agent) Config() Config { return *a.config.Load() }
+
 // Settle waits for the end of a pass that began after the call.
 func (a *Agent) Settle(ctx context.Context) (Pass, error) {
 	done := make(chan Pass, 1)

@@ -18,7 +18,7 @@ const statusTimeout = 5 * time.Second
 const stalePass = 3 * doubtInterval
 
 // AdminHandler serves the operator's commands. It belongs on a socket that only root can open.
-func AdminHandler(status func(context.Context) (Status, error)) http.Handler {
+func AdminHandler(status func(context.Context) (Status, error), document func() (Document, error)) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
@@ -29,6 +29,15 @@ func AdminHandler(status func(context.Context) (Status, error)) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(s) // fails only when the reader has gone
+	})
+	mux.HandleFunc("GET /config", func(w http.ResponseWriter, _ *http.Request) {
+		d, err := document()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(d)
 	})
 	return mux
 }

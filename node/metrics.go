@@ -32,6 +32,12 @@ var (
 		"The prefixes announced to BGP peers.", []string{"kind"}, nil)
 	descEstablished = prometheus.NewDesc("gaggle_bgp_peer_established",
 		"Whether the session with a peer is established.", []string{"peer"}, nil)
+	descSynced = prometheus.NewDesc("gaggle_kubernetes_synced",
+		"Whether everything that matters of the cluster has been seen once.", nil, nil)
+	descAway = prometheus.NewDesc("gaggle_kubernetes_away_timestamp_seconds",
+		"Since when something of the cluster cannot be watched, in seconds since the epoch; absent while all is well.", nil, nil)
+	descRefused = prometheus.NewDesc("gaggle_config_refused",
+		"Whether the newest configuration is not in force.", nil, nil)
 	descPass = prometheus.NewDesc("gaggle_last_pass_timestamp_seconds",
 		"When the last reconciliation ended, in seconds since the epoch.", nil, nil)
 	descPassErrors = prometheus.NewDesc("gaggle_last_pass_errors",
@@ -66,7 +72,7 @@ func (m *Metrics) Observe(command string, code uint, took time.Duration) {
 // Describe implements [prometheus.Collector].
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descInfo, descAttachments, descPool, descPoolSize, descRoutes, descAnnouncements, descEstablished, descPass, descPassErrors,
+		descInfo, descAttachments, descPool, descPoolSize, descRoutes, descAnnouncements, descEstablished, descPass, descPassErrors, descSynced, descAway, descRefused,
 	} {
 		ch <- d
 	}
@@ -115,14 +121,24 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descPass, float64(s.Pass.Time.UnixMilli())/1000)
 	}
 	gauge(descPassErrors, float64(len(s.Pass.Errors)))
+	if k := s.Kubernetes; k != nil {
+		gauge(descSynced, boolean(k.Synced))
+		gauge(descRefused, boolean(k.ConfigError != ""))
+		if !k.Away.IsZero() {
+			gauge(descAway, float64(k.Away.UnixMilli())/1000)
+		}
+	}
 	if err != nil {
 		return // an unknown session is not one that is down
 	}
 	for _, p := range s.Peers {
-		up := 0.0
-		if p.Established() {
-			up = 1
-		}
-		gauge(descEstablished, up, p.Name)
+		gauge(descEstablished, boolean(p.Established()), p.Name)
 	}
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -31,6 +31,42 @@ type Status struct {
 	Routes        []RouteStatus        `json:"routes"`
 	Misfits       []string             `json:"misfits"` // of the configuration and this node
 	Refused       []string             `json:"refused"` // claims of pods that have lost their grant
+	Kubernetes    *KubernetesStatus    `json:"kubernetes,omitempty"`
+}
+
+// KubernetesStatus is how the connection to the API server does.
+type KubernetesStatus struct {
+	Synced bool      `json:"synced"`        // everything has been seen once
+	Away   time.Time `json:"away,omitzero"` // since when something cannot be watched
+	Error  string    `json:"error,omitempty"`
+	// NodeConfigs are the documents that are in force, the one that counts most first; ConfigError is why newer ones are not.
+	NodeConfigs []string `json:"nodeConfigs"`
+	ConfigError string   `json:"configError,omitempty"`
+	// DroppedEvents counts those that could not be told.
+	DroppedEvents uint64 `json:"droppedEvents,omitempty"`
+}
+
+// problems are what an operator must know.
+func (k *KubernetesStatus) problems() (problems []string) {
+	switch {
+	case k == nil:
+		return nil
+	case k.Error != "":
+		problems = append(problems, fmt.Sprintf("the API server cannot be watched since %s: %s", k.Away.UTC().Format(time.RFC3339), k.Error))
+	case !k.Synced:
+		problems = append(problems, "the cluster has not been read yet")
+	}
+	if k.ConfigError != "" {
+		problems = append(problems, "the newest configuration is not in force: "+k.ConfigError)
+	}
+	return problems
+}
+
+// A Document is the effective NodeConfig.
+type Document struct {
+	Text    string            `json:"document"`
+	Origins map[string]string `json:"origins,omitempty"` // the NodeConfig that each value is from, by path
+	Error   string            `json:"error,omitempty"`   // why newer documents are not in force
 }
 
 // PassStatus tells whether the network is as it must be.
@@ -173,7 +209,7 @@ func (a *AnnouncementStatus) count(peers map[bgp.PeerID]bgp.Peer, states map[bgp
 
 // Problems are everything that is not as it must be; none when all is well.
 func (s Status) Problems() []string {
-	problems := slices.Concat(s.Pass.Errors, s.sessionProblems(), s.Misfits, s.Refused)
+	problems := slices.Concat(s.Pass.Errors, s.sessionProblems(), s.Misfits, s.Refused, s.Kubernetes.problems())
 	if s.Pass.Time.IsZero() {
 		problems = append(problems, "the node process is not through with its start")
 	}

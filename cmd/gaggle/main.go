@@ -40,6 +40,7 @@ func commands() []command {
 		{"announcements", "list what this node announces to its routers", runAnnouncements},
 		{"peers", "list the BGP sessions", runPeers},
 		{"routes", "list the routes this node has made", runRoutes},
+		{"config", "show the configuration in force, and where each value is from", runConfig},
 		{"explain", "tell what an address is made of and whose it is, or where a workload's addresses are", runExplain},
 		{"install", "put plugin and conflist where the container runtime looks for them", runInstall},
 		{"uninstall", "remove plugin and conflist", runUninstall},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,11 +13,11 @@ import (
 	"github.com/gaggle-cni/gaggle/node"
 )
 
-// checkNode refuses a configuration that would cut this node off, before anything is changed. Once a process of this boot has
+// fits refuses a configuration that would cut this node off, before anything is changed. Once a process of this boot has
 // made the pools' routes, what did not fit then is not new, and what has come to not fit since (a subnet, say) must not keep
 // a working node from its sessions and calls: it is in the log and the status.
-func (p *process) checkNode(ctx context.Context) error {
-	w, err := node.Survey(ctx, p.config, p.dp)
+func (p *process) fits(ctx context.Context, c node.Config) error {
+	w, err := node.Survey(ctx, c, p.dp)
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func (p *process) checkNode(ctx context.Context) error {
 	if len(wrong) > 0 {
 		return usageError{fmt.Errorf("%s does not fit this node:\n%w\n"+
 			"The node could not reach what is there. Choose a prefix that is used for nothing else; an address that another "+
-			"network plugin has left behind can be removed", p.flags.config, errors.Join(append(wrong, missing...)...))}
+			"network plugin has left behind can be removed", cmp.Or(p.flags.config, "the configuration"), errors.Join(append(wrong, missing...)...))}
 	}
 	return errors.Join(missing...) // not the usage's error: the address may be on its way
 }

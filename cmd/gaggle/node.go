@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,7 @@ import (
 	"github.com/gaggle-cni/gaggle/bgp/gobgp"
 	"github.com/gaggle-cni/gaggle/node"
 	"github.com/gaggle-cni/gaggle/node/datapath"
+	"github.com/gaggle-cni/gaggle/node/kube"
 	"github.com/gaggle-cni/gaggle/node/nodeconfig"
 	"github.com/gaggle-cni/gaggle/node/store"
 )
@@ -43,37 +45,50 @@ type nodeFlags struct {
 	runDir, nodeIP      string
 	metrics, gobgp      string
 	logFormat, logLevel string
+	kubeconfig          string
+	namespace           string
+	sysctlDir           string
 }
 
 func (f *nodeFlags) register(c *cmdline) {
 	hostname, _ := os.Hostname() // an empty name is refused below
 	c.flags.BoolVar(&f.standalone, "standalone", false, "run without Kubernetes; everything comes from --config")
-	c.flags.StringVar(&f.config, "config", "", "`FILE` with the NodeConfig")
+	c.flags.StringVar(&f.config, "config", "", "`FILE` with the NodeConfig; in a cluster, one beside those of the cluster")
+	c.flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`FILE` that tells how to reach the API server; found out in a pod")
+	c.flags.StringVar(&f.namespace, "namespace", "gaggle-system", "`NAMESPACE` of the Secrets that NodeConfigs refer to: this process's own")
 	c.flags.StringVar(&f.name, "node-name", strings.ToLower(hostname), "`NAME` of this node")
 	c.flags.StringVar(&f.runDir, "run-dir", defaultRunDir, "`DIR` of sockets and state; on a tmpfs, so that both end with the machine's boot")
 	c.flags.StringVar(&f.nodeIP, "node-ip", "", "this node's own `ADDRESSES`, one a family, separated by a comma; found out if not given")
+	c.flags.StringVar(&f.sysctlDir, "sysctl-dir", "/proc/sys", "`DIR` where the kernel's settings can be written; a container mounts the host's elsewhere than at /proc/sys")
 	c.flags.StringVar(&f.metrics, "metrics-address", "127.0.0.1:9471", "`ADDRESS` of /metrics, /livez and /readyz; empty for none")
 	c.flags.StringVar(&f.gobgp, "gobgp-address", "", "TCP `ADDRESS` of the read-only gobgp API, such as 127.0.0.1:50051; empty for the unix socket only")
 	c.flags.StringVar(&f.logFormat, "log-format", "text", "`FORMAT` of the log on stderr: text or json")
 	c.flags.StringVar(&f.logLevel, "log-level", "info", "`LEVEL` of the log: debug, info, warn or error")
 }
 
-// load reads the configuration.
-func (f *nodeFlags) load() (node.Config, error) {
-	if !f.standalone {
-		return node.Config{}, usageError{errors.New("this version runs without Kubernetes only; add --standalone")}
-	}
-	if f.config == "" {
-		return node.Config{}, usageError{errors.New("--standalone needs --config FILE")}
-	}
-	if f.name == "" {
-		return node.Config{}, usageError{errors.New("--node-name is empty and the machine has no host name")}
+// check refuses flags that make no sense.
+func (f *nodeFlags) check() error {
+	switch {
+	case f.standalone && f.config == "":
+		return usageError{errors.New("--standalone needs --config FILE")}
+	case f.standalone && f.kubeconfig != "":
+		return usageError{errors.New("--standalone and --kubeconfig contradict each other")}
+	case f.name == "":
+		return usageError{errors.New("--node-name is empty and the machine has no host name")}
 	}
 	for name, address := range map[string]string{"--metrics-address": f.metrics, "--gobgp-address": f.gobgp} {
 		if _, _, err := net.SplitHostPort(address); address != "" && err != nil {
-			return node.Config{}, usageError{fmt.Errorf("%s %q: want an address and a port, as in 127.0.0.1:9471: %w", name, address, err)}
+			return usageError{fmt.Errorf("%s %q: want an address and a port, as in 127.0.0.1:9471: %w", name, address, err)}
 		}
 	}
+	if _, err := parseNodeIPs(f.nodeIP); err != nil {
+		return usageError{fmt.Errorf("--node-ip: %w", err)}
+	}
+	return nil
+}
+
+// load reads the configuration of a node without Kubernetes.
+func (f *nodeFlags) load() (node.Config, error) {
 	data, err := os.ReadFile(f.config)
 	if err != nil {
 		return node.Config{}, usageError{fmt.Errorf("--config: %w", err)}
@@ -82,10 +97,8 @@ func (f *nodeFlags) load() (node.Config, error) {
 	if err != nil {
 		return node.Config{}, usageError{fmt.Errorf("%s is no usable NodeConfig:\n%w", f.config, err)}
 	}
-	if c.NodeIPs, err = parseNodeIPs(f.nodeIP); err != nil {
-		return node.Config{}, usageError{fmt.Errorf("--node-ip: %w", err)}
-	}
-	return c, nil
+	c.NodeIPs, err = parseNodeIPs(f.nodeIP)
+	return c, err
 }
 
 func parseNodeIPs(text string) (ips bgp.NextHops, err error) {
@@ -134,13 +147,23 @@ func runNode(ctx context.Context, c *cmdline) error {
 	if err != nil {
 		return err
 	}
-	config, err := f.load()
-	if err != nil {
+	if err := f.check(); err != nil {
 		return err
 	}
 	collectSooner()
-	p := &process{flags: f, config: config, log: log, started: time.Now(), touch: make(chan struct{}, 1)}
-	return p.run(ctx)
+	for {
+		p := &process{
+			flags: f, log: log, started: time.Now(), touch: make(chan struct{}, 1), reconfigure: make(chan struct{}, 1),
+		}
+		if f.standalone {
+			if p.config, err = f.load(); err != nil {
+				return err
+			}
+		}
+		if err := p.run(ctx); !errors.Is(err, errReconfigured) || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // collectSooner lets the heap grow by half between collections, where the Go runtime's default is that it doubles: a node has
@@ -159,6 +182,15 @@ type process struct {
 	log     *slog.Logger
 	started time.Time
 	touch   chan struct{} // a session changed: remember that
+	// askedRouterID is the configured one; that of config is the one in use.
+	askedRouterID netip.Addr
+
+	cluster     *kube.Cluster // nil without Kubernetes
+	stopCluster func()
+	reconfigure chan struct{} // the cluster may want something else
+	running     atomic.Pointer[node.Agent]
+	inForce     atomic.Pointer[kube.Config]
+	refused     atomic.Pointer[configTrouble]
 
 	db      *store.DB
 	dp      *datapath.Datapath
@@ -169,6 +201,9 @@ type process struct {
 // run opens the store, undoes what was left unfinished, starts the speaker, brings the network to what it must be, and only
 // then serves.
 func (p *process) run(ctx context.Context) (err error) {
+	if err := p.makeCluster(); err != nil { // which asks nobody anything yet
+		return err
+	}
 	if err := os.MkdirAll(p.flags.runDir, 0o700); err != nil {
 		return fmt.Errorf("make run directory: %w", err)
 	}
@@ -188,13 +223,16 @@ func (p *process) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, p.db.Close()) }()
 
 	if p.dp, err = datapath.New(datapath.Options{
-		Log: p.log, Changed: func() { p.agent.Doubt() }, Before: beforeChange(),
+		Log: p.log, Changed: func() { p.agent.Doubt() }, Sysctl: p.flags.sysctlDir, Before: beforeChange(),
 	}); err != nil {
 		return err
 	}
 	defer p.dp.Close()
-	if err := p.checkNode(ctx); err != nil {
+	if err := p.configure(ctx); err != nil {
 		return err
+	}
+	if p.cluster != nil {
+		defer p.stopCluster()
 	}
 	if err := p.dp.Prepare(ctx); err != nil {
 		return err
@@ -236,12 +274,16 @@ func (p *process) makeAgent() {
 		Sources: p.dp.Sources(), Masquerade: p.dp.Masquerade(),
 		Secret: p.db.Secret(), Log: p.log, Now: time.Now,
 	}
+	if p.cluster != nil {
+		o.Pods, o.Reporter = p.cluster, p
+	}
 	if p.speaker != nil {
 		o.Speaker = &node.Speaker{
 			Announcements: p.speaker.Announcements(), Peers: p.speaker.Peers(), Sessions: p.speaker,
 		}
 	}
 	p.agent = node.New(withFaults(o))
+	p.running.Store(p.agent)
 }
 
 // makeSpeaker makes the BGP speaker, if there is any.
@@ -250,6 +292,7 @@ func (p *process) makeSpeaker(ctx context.Context) error {
 	if b == nil {
 		return nil
 	}
+	p.askedRouterID = b.RouterID
 	if !b.RouterID.IsValid() {
 		id, err := p.routerID(ctx)
 		if err != nil {
@@ -281,11 +324,16 @@ func (p *process) startSpeaker(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	own := make([]netip.Prefix, 0, len(p.config.Pools))
-	for _, pool := range p.config.Pools {
+	return p.permit(ctx, p.config)
+}
+
+// permit tells the speaker what it may announce, whatever it is told to.
+func (p *process) permit(ctx context.Context, c node.Config) error {
+	own := make([]netip.Prefix, 0, len(c.Pools))
+	for _, pool := range c.Pools {
 		own = append(own, pool.Prefix)
 	}
-	for _, g := range p.config.Grants {
+	for _, g := range c.Grants {
 		own = append(own, g.Prefixes...)
 	}
 	// A pool may have gone from the configuration while its pods live on; new ones come from the pools above.

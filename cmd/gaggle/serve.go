@@ -67,9 +67,13 @@ func (p *process) serveCalls(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Run(ctx) })
-	g.Go(func() error { return serveHTTP(ctx, admin, node.AdminHandler(p.status)) })
+	g.Go(func() error { return serveHTTP(ctx, admin, node.AdminHandler(p.status, p.document)) })
 	g.Go(func() error { return p.dp.Watch(ctx) })
 	g.Go(func() error { return p.remember(ctx) })
+	if p.cluster != nil {
+		p.cluster.NetworkReady()
+		g.Go(func() error { return p.follow(ctx) })
+	}
 	if public != nil {
 		g.Go(func() error { return serveHTTP(ctx, public, node.PublicHandler(p.agent, metrics)) })
 	}
@@ -100,6 +104,7 @@ func (p *process) firstPass(ctx context.Context) error {
 func (p *process) status(ctx context.Context) (node.Status, error) {
 	s, err := p.agent.Status(ctx)
 	s.Version, s.Started = version, p.started
+	s.Kubernetes = p.kubernetes()
 	return s, err
 }
 
@@ -125,7 +130,7 @@ func (p *process) remember(ctx context.Context) error {
 // tell logs which sessions have come up or gone down. up are those that were up.
 func (p *process) tell(ctx context.Context, states map[bgp.PeerID]bgp.PeerState, up map[bgp.PeerID]bool) {
 	for id, s := range states {
-		log := p.log.With("peer", p.config.BGP.Peers[id].Name, "addr", id.Addr)
+		log := p.log.With("peer", p.agent.Config().BGP.Peers[id].Name, "addr", id.Addr)
 		switch {
 		case s.Established() && !up[id]:
 			log.InfoContext(ctx, "BGP session established", "asn", s.ASN, "graceful_restart", s.GracefulRestart)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,6 +79,11 @@ func printJSON(out io.Writer, v any) error {
 
 // askStatus reads the status from the admin socket.
 func askStatus(ctx context.Context, runDir string) (s node.Status, err error) {
+	return s, ask(ctx, runDir, "/status", &s)
+}
+
+// ask reads an answer of the node process.
+func ask(ctx context.Context, runDir, path string, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	socket := filepath.Join(runDir, adminSocket)
@@ -85,27 +91,27 @@ func askStatus(ctx context.Context, runDir string) (s node.Status, err error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
 	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node/status", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, nil)
 	if err != nil {
-		return s, err
+		return err
 	}
 	resp, err := client.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return s, fmt.Errorf("no node process serves %s: is gaggle node running here, with this --run-dir?", socket)
+		return fmt.Errorf("no node process serves %s: is gaggle node running here, with this --run-dir?", socket)
 	case errors.Is(err, fs.ErrPermission):
-		return s, fmt.Errorf("%s is for root only: try sudo", socket)
+		return fmt.Errorf("%s is for root only: try sudo", socket)
 	case err != nil:
-		return s, fmt.Errorf("ask the node process: %w", err)
+		return fmt.Errorf("ask the node process: %w", err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return s, fmt.Errorf("ask the node process: %s", resp.Status)
+		return fmt.Errorf("ask the node process: %s", resp.Status)
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
-		return s, fmt.Errorf("read the node process's answer: %w", err)
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return fmt.Errorf("read the node process's answer: %w", err)
 	}
-	return s, nil
+	return nil
 }
 
 func runStatus(ctx context.Context, c *cmdline) error {
@@ -126,6 +132,9 @@ func runStatus(ctx context.Context, c *cmdline) error {
 				fmt.Fprintf(w, "Peers\t%d of %d established\n", established, len(s.Peers))
 			} else {
 				fmt.Fprintf(w, "BGP\toff\n")
+			}
+			if k := s.Kubernetes; k != nil {
+				fmt.Fprintf(w, "NodeConfigs\t%s\n", cmp.Or(strings.Join(k.NodeConfigs, ", "), "none"))
 			}
 			fmt.Fprintf(w, "Pods\t%d\n", len(s.Pods))
 			for _, p := range s.Pools {

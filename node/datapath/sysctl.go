@@ -93,7 +93,7 @@ func (d *Datapath) set(key, value string) (changed bool, err error) {
 		return false, err
 	}
 	if err := os.WriteFile(filepath.Join(d.o.Sysctl, key), []byte(value), 0o644); err != nil {
-		return false, fmt.Errorf("set sysctl %s from %s to %s: %w; in a container, mount the host's /proc/sys/net writable",
+		return false, fmt.Errorf("set sysctl %s from %s to %s: %w; in a container, mount the host's /proc/sys at another path, writable, and name that with --sysctl-dir",
 			strings.ReplaceAll(key, "/", "."), have, value, err)
 	}
 	return true, nil

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -180,6 +179,3 @@ func (c *Cluster) Pod(ctx context.Context, key node.PodKey, uid string) (node.Po
 	}
 	return f, nil
 }
-
-// objectKey is that of [node.PodKey], or the name alone where there is no namespace.
-func objectKey(namespace, name string) string { return strings.TrimPrefix(namespace+"/"+name, "/") }

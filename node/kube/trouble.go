@@ -29,7 +29,7 @@ func (t trouble) String() string {
 }
 
 func troubleOf(err error) trouble {
-	_, answered := err.(apierrors.APIStatus) //nolint:errorlint // what is wrapped is not the answer
+	_, answered := err.(apierrors.APIStatus) // what is wrapped is not the answer
 	switch {
 	case err == nil:
 		return none

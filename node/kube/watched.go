@@ -102,10 +102,10 @@ func (w *watched[T]) note(ctx context.Context, err error) {
 	}
 	w.trouble = kind
 	w.mu.Unlock()
-	switch {
-	case kind == before:
+	switch kind {
+	case before:
 		return
-	case kind == none:
+	case none:
 		w.log.InfoContext(ctx, "the cluster can be watched again", "target", w.what)
 	default:
 		w.log.WarnContext(ctx, "the cluster cannot be watched; what is known remains, and this is tried again", "target", w.what,

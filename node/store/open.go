@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"time"
 
@@ -49,6 +50,7 @@ var (
 	keySecret = []byte("secret")
 	keyRun    = []byte("run")
 	keyDigest = []byte("digest") // of the attachments
+	keyConfig = []byte("config") // the last good configuration
 )
 
 var (
@@ -214,7 +216,7 @@ func (d *DB) putAll(tx *bbolt.Tx, bootID string) error {
 	meta := tx.Bucket(bucketMeta)
 	errs := []error{
 		meta.Put(keySchema, []byte(strconv.Itoa(schema))), meta.Put(keyBootID, []byte(bootID)),
-		meta.Put(keySecret, d.secret[:]), meta.Put(keyRun, run),
+		meta.Put(keySecret, d.secret[:]), meta.Put(keyRun, run), meta.Put(keyConfig, d.config),
 	}
 	for id, a := range d.byID {
 		value, err := encode(a)
@@ -252,6 +254,7 @@ func (d *DB) load(tx *bbolt.Tx, bootID string) error {
 		return err
 	}
 	copy(d.secret[:], meta.Get(keySecret))
+	d.config = slices.Clone(meta.Get(keyConfig)) // of any boot
 	if string(meta.Get(keyBootID)) != bootID {
 		return nil // of an earlier boot: what it tells of went with that
 	}

@@ -3,6 +3,7 @@
 package store
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -28,6 +29,7 @@ type DB struct {
 	uptime  func() time.Duration
 	secret  [32]byte
 	lastRun Run
+	config  []byte // guarded by mu once the file is open
 
 	// mu is held over a whole change, file and mirror, so that the mirror is published in the order of commits: bbolt
 	// itself runs OnCommit after it has let the next writer in.
@@ -244,6 +246,27 @@ func (d *DB) Touch(r Run) error {
 		return fmt.Errorf("write run: %w", err)
 	}
 	return nil
+}
+
+// SetConfig remembers the last good configuration, whatever its form. It may hold secrets, as the file does anyway.
+func (d *DB) SetConfig(data []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if bytes.Equal(data, d.config) {
+		return nil
+	}
+	if err := d.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyConfig, data) }); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	d.config = slices.Clone(data)
+	return nil
+}
+
+// Config returns what was remembered; nothing if nothing was.
+func (d *DB) Config() []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.config)
 }
 
 // LastRun returns what was remembered when the file was opened; the zero Run if nothing was since the machine booted.
