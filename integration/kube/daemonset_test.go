@@ -1,10 +1,13 @@
 package kube_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +21,7 @@ import (
 func TestDaemonSet(t *testing.T) {
 	c := kube.Start(t, kube.Options{Nodes: 2, ToRs: 2, Router: "bird", Containerd: 2})
 	nodesReady(t, c, false)
-	deploy(t, c)
+	bin := deploy(t, c)
 	apply(t, c, nodeConfig(c, ""))
 	nodesReady(t, c, true)
 	kubectl(t, c, "--namespace=gaggle-system", "rollout", "status", "daemonset/gaggle", "--timeout="+patience.String())
@@ -34,16 +37,17 @@ func TestDaemonSet(t *testing.T) {
 	})
 	t.Run("grants and readiness", func(t *testing.T) { checkAnycast(t, c) })
 	t.Run("bad configuration", func(t *testing.T) { checkBadConfig(t, c, servers) })
-	t.Run("API server away", func(t *testing.T) { checkAPIServerAway(t, c, servers) })
+	t.Run("API server away", func(t *testing.T) { checkAPIServerAway(t, c, bin, servers) })
 	t.Run("rolling update", func(t *testing.T) { checkRollout(t, c, servers) })
 	stopServers(t, c)
 }
 
 // deploy installs our manifests with an image of this tree. There are no services, so that the API server is named.
-func deploy(t *testing.T, c *kube.Cluster) {
+func deploy(t *testing.T, c *kube.Cluster) (bin string) {
 	t.Helper()
+	bin = buildGaggle(t)
 	const name = "localhost/gaggle:test"
-	archive, err := c.Image(t.Context(), name, "/gaggle", "linux/amd64="+buildGaggle(t))
+	archive, err := c.Image(t.Context(), name, "/gaggle", "linux/"+runtime.GOARCH+"="+bin)
 	must(t, err)
 	must(t, c.Import(t.Context(), archive))
 	for _, file := range []string{"crd.yaml", "gaggle.yaml"} {
@@ -56,7 +60,16 @@ func deploy(t *testing.T, c *kube.Cluster) {
 		).Replace(string(text))
 		must(t, c.Apply(t.Context(), manifest))
 	}
+	t.Cleanup(func() { // before the cluster goes
+		for _, n := range c.Nodes {
+			if t.Failed() {
+				out, _ := n.Exec(context.WithoutCancel(t.Context()), "sh", "-c", "tail -n 40 /var/log/pods/gaggle-system_*/*/*.log")
+				t.Logf("%s:\n%s", n.Name, out)
+			}
+		}
+	})
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/nodeconfigs.gaggle.dev", "--timeout="+patience.String())
+	return bin
 }
 
 func apply(t *testing.T, c *kube.Cluster, manifests string) {
@@ -164,7 +177,20 @@ func checkBadConfig(t *testing.T, c *kube.Cluster, servers []server) {
 
 // checkAPIServerAway checks that without the API server traffic goes on, also over the end of the node process, and that what
 // the runtime asks for is done.
-func checkAPIServerAway(t *testing.T, c *kube.Cluster, servers []server) {
+func checkAPIServerAway(t *testing.T, c *kube.Cluster, bin string, servers []server) {
+	n := c.Node(1)
+	type status struct {
+		Started    time.Time
+		Kubernetes struct{ Error string }
+	}
+	ask := func() (s status) {
+		// It exits with 1 while there is trouble, and says nothing while the process is away.
+		out, err := n.Exec(t.Context(), "sh", "-c", filepath.Join(bin, "gaggle")+" status -o=json 2>/dev/null || true")
+		must(t, err)
+		_ = json.Unmarshal([]byte(out), &s)
+		return s
+	}
+	before := ask()
 	_, err := c.ControlPlane.Exec(t.Context(), "nft", "add table inet away { chain in { type filter hook input priority -400; tcp dport 6443 ip saddr 198.51.100.0/24 drop; }; }")
 	must(t, err)
 	defer func() {
@@ -172,14 +198,15 @@ func checkAPIServerAway(t *testing.T, c *kube.Cluster, servers []server) {
 		must(t, err)
 		nodesReady(t, c, true)
 	}()
-	n := c.Node(1)
-	_, err = n.Exec(t.Context(), "sh", "-c", "kill -9 $(pidof -s gaggle)")
+	_, err = n.Exec(t.Context(), "pkill", "-KILL", "-f", "^/gaggle node")
 	must(t, err)
-	must(t, lab.WaitFor(within(t, patience), "the node process to serve again", func() bool {
-		out, err := n.Exec(t.Context(), "cat", "/run/gaggle/started")
-		_ = out
-		return err == nil
-	}))
+	var after status
+	if err := lab.WaitFor(within(t, patience), "the node process to serve again, and to say what it lacks", func() bool {
+		after = ask()
+		return after.Started.After(before.Started) && after.Kubernetes.Error != ""
+	}); err != nil {
+		t.Errorf("%v: %+v, before %+v", err, after, before)
+	}
 	for _, s := range servers {
 		for _, addr := range s.addrs {
 			reaches(t, clientPlace(c), s, netip.AddrPortFrom(addr, 8080))
@@ -206,6 +233,4 @@ func checkRollout(t *testing.T, c *kube.Cluster, servers []server) {
 			t.Errorf("%d of %d requests were lost", loss.Lost, loss.Sent)
 		}
 	}
-	_ = json.Valid
-	_ = time.Second
 }
