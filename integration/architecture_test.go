@@ -46,7 +46,9 @@ func TestDriversHaveOneHome(t *testing.T) {
 		"google.golang.org/grpc":            {"bgp/gobgp"},
 		"google.golang.org/protobuf":        {"bgp/gobgp"},
 		"github.com/vishvananda/netns":      {"node/datapath", "integration/netnstest", "integration/lab", "integration/bench"},
-		module + "/node/api/":               {"node/nodeconfig"},
+		"sigs.k8s.io/":                      {"node/kube"},
+		"github.com/go-logr/":               {"node/kube"}, // what client-go logs to
+		module + "/node/api/":               {"node/nodeconfig", "node/kube"},
 		"log$":                              nil, // log/slog
 		"github.com/pkg/errors":             nil,
 		"github.com/stretchr/testify":       nil,
@@ -94,6 +96,8 @@ func TestDependencies(t *testing.T) {
 		"node/store":      slices.Concat(adapters, []string{"github.com/osrg", "github.com/vishvananda", "k8s.io"}),
 		"node/datapath":   slices.Concat(adapters, []string{"github.com/osrg", "go.etcd.io", "k8s.io"}),
 		"node/nodeconfig": slices.Concat(adapters, drivers),
+		// No generated clientset: it would bring every type that Kubernetes has.
+		"node/kube": append(ours("node/store", "node/datapath", "bgp/gobgp"), "github.com/osrg", "github.com/vishvananda", "go.etcd.io", "k8s.io/client-go/kubernetes"),
 	}
 	for name, rules := range tests {
 		for _, p := range goList(t, "../"+name) {
