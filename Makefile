@@ -60,6 +60,11 @@ lint: ## run the linters and look for dead code
 fmt: ## format the code
 	$(TOOL) gofumpt -w $$(git ls-files '*.go')
 
+.PHONY: generate
+generate: ## make the CustomResourceDefinition and the plain manifest anew
+	$(GO) test ./node/api/... -update
+	$(GO) test ./deploy -update
+
 .PHONY: image
 image: ## build the container image
 	docker build --build-arg VERSION=$(VERSION) -t gaggle:$(VERSION) .
