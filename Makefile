@@ -65,6 +65,11 @@ fmt: ## format the code
 kube: packages ## run the tests on a real Kubernetes, which is built the first time (root)
 	GAGGLE_KUBE=1 $(GO) test -v -timeout 40m ./integration/kube/...
 
+.PHONY: generate
+generate: ## make the CustomResourceDefinition and the plain manifest anew
+	$(GO) test ./node/api/... -update
+	$(GO) test ./deploy -update
+
 .PHONY: image
 image: ## build the container image as dist/gaggle.tar, without a container engine
 	@rm -rf dist/image

@@ -62,6 +62,14 @@ func PublicHandler(a *Agent, m *Metrics) http.Handler {
 	return mux
 }
 
+// WaitingHandler answers the probes of a process that has no configuration yet: it lives, and is not ready.
+func WaitingHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { answer(w, true, "") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, false, "there is no configuration yet") })
+	return mux
+}
+
 func answer(w http.ResponseWriter, ok bool, otherwise string) {
 	if !ok {
 		http.Error(w, otherwise, http.StatusServiceUnavailable)

@@ -6,6 +6,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -30,6 +31,9 @@ func (k PodKey) String() string {
 	}
 	return k.Namespace + "/" + k.Name
 }
+
+// LogValue is the name as it is written everywhere.
+func (k PodKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
 // A Pod is what is known of a pod, and no more.
 type Pod struct {

@@ -22,10 +22,18 @@ const (
 // errReconfigured ends one life of the process in favour of another: what has changed is fixed for a life.
 var errReconfigured = errors.New("the configuration asks for a new start")
 
-// A kept is the last good configuration as it is stored.
+// A kept is a configuration that is, or was, in force, as it is stored.
 type kept struct {
 	Document string             `json:"document"`
 	Cluster  nodeconfig.Cluster `json:"cluster"`
+	Names    []string           `json:"names"`   // of the NodeConfigs
+	Origins  map[string]string  `json:"origins"` // see [node.Document]
+
+	generation uint64 // of the cluster's configuration; 0 if it was stored
+}
+
+func keptOf(c kube.Config) *kept {
+	return &kept{string(c.Merged.Text()), c.Cluster, c.Merged.Names, c.Merged.Origins(), c.Generation}
 }
 
 // configure settles what this life of the process is for.
@@ -40,11 +48,36 @@ func (p *process) configure(ctx context.Context) error {
 		_ = p.cluster.Run(clusterCtx)
 	}()
 	p.stopCluster = func() { stop(); <-ended }
-	if err := p.firstConfig(ctx); err != nil {
+	stopWaiting, err := p.serveWaiting(ctx)
+	if err == nil {
+		err = p.firstConfig(ctx)
+		stopWaiting()
+	}
+	if err != nil {
 		p.stopCluster()
 		return err
 	}
 	return nil
+}
+
+// serveWaiting answers probes until there is a configuration: the process lives, and is not ready.
+func (p *process) serveWaiting(ctx context.Context) (stop func(), err error) {
+	if p.flags.metrics == "" {
+		return func() {}, nil
+	}
+	l, err := p.listenPublic(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := serveHTTP(ctx, l, node.WaitingHandler()); err != nil {
+			p.log.WarnContext(ctx, "probes are not answered", "err", err)
+		}
+	}()
+	return func() { cancel(); <-ended }, nil
 }
 
 // makeCluster prepares the connection to the API server.
@@ -122,8 +155,7 @@ func (p *process) awaitConfig(ctx context.Context, patience time.Duration) error
 		}
 		if err == nil {
 			p.config = next
-			p.inForce.Store(&c)
-			p.keep(ctx, c)
+			p.keep(ctx, keptOf(c))
 			return nil
 		}
 		select {
@@ -138,13 +170,22 @@ func (p *process) awaitConfig(ctx context.Context, patience time.Duration) error
 
 // convert makes a configuration of what the cluster wants, and tells of what is left out.
 func (p *process) convert(ctx context.Context, c kube.Config) (node.Config, error) {
-	result, err := c.Merged.Convert(nodeconfig.Options{Node: p.flags.name, ReadFile: os.ReadFile, Cluster: &c.Cluster})
+	result, err := c.Merged.Convert(p.parseOptions(&c.Cluster))
 	if err != nil {
 		return node.Config{}, fmt.Errorf("NodeConfig: %w", err)
 	}
+	return p.complete(ctx, result)
+}
+
+func (p *process) parseOptions(c *nodeconfig.Cluster) nodeconfig.Options {
+	return nodeconfig.Options{Node: p.flags.name, ReadFile: os.ReadFile, Cluster: c}
+}
+
+// complete tells of what is left out, and adds what flags say.
+func (p *process) complete(ctx context.Context, result nodeconfig.Result) (c node.Config, err error) {
 	for _, w := range result.Warnings {
 		p.log.WarnContext(ctx, "a part of the configuration is left out", "path", w.Path, "document", w.Doc, "err", w.Text)
-		p.cluster.Event(p.cluster.NodeSubject(), kube.Warning, "ConfigIncomplete", w.Path+": "+w.Text)
+		p.nodeTrouble("ConfigIncomplete", w.Path+": "+w.Text)
 	}
 	result.Config.NodeIPs, err = parseNodeIPs(p.flags.nodeIP)
 	return result.Config, err
@@ -156,30 +197,29 @@ func (p *process) useKept(ctx context.Context, why error) bool {
 	if len(data) == 0 {
 		return false
 	}
-	var k kept
-	err := json.Unmarshal(data, &k)
-	var doc nodeconfig.Document
+	k := &kept{}
+	err := json.Unmarshal(data, k)
+	var result nodeconfig.Result
 	if err == nil {
-		doc, err = nodeconfig.Read([]byte(k.Document))
+		result, err = nodeconfig.Resolve([]byte(k.Document), p.parseOptions(&k.Cluster))
 	}
 	if err == nil {
-		c := kube.Config{Merged: nodeconfig.Merge([]nodeconfig.Document{doc}), Cluster: k.Cluster}
-		if p.config, err = p.convert(ctx, c); err == nil {
-			p.inForce.Store(&c)
-			p.refused.Store(&configTrouble{why})
-		}
+		p.config, err = p.complete(ctx, result)
 	}
 	if err != nil {
 		p.log.ErrorContext(ctx, "the last good configuration cannot be used", "err", err)
 		return false
 	}
+	p.inForce.Store(k)
+	p.refused.Store(&configTrouble{why})
 	p.log.WarnContext(ctx, "the last good configuration is in force", "err", why)
 	return true
 }
 
 // keep stores a configuration that is in force now. That this fails is no reason not to use it.
-func (p *process) keep(ctx context.Context, c kube.Config) {
-	data, err := json.Marshal(kept{string(c.Merged.Text()), c.Cluster})
+func (p *process) keep(ctx context.Context, k *kept) {
+	p.inForce.Store(k)
+	data, err := json.Marshal(k)
 	if err == nil {
 		err = p.db.SetConfig(data)
 	}
@@ -198,6 +238,9 @@ func (p *process) follow(ctx context.Context) error {
 		case <-p.reconfigure:
 		}
 		c := p.cluster.Config()
+		if last := p.inForce.Load(); c.Err == nil && last != nil && c.Generation == last.generation && p.refusal() == nil {
+			continue // it was in time for the start
+		}
 		err := c.Err
 		var next node.Config
 		if err == nil {
@@ -212,12 +255,19 @@ func (p *process) follow(ctx context.Context) error {
 		p.refused.Store(&configTrouble{err})
 		if err != nil {
 			p.log.WarnContext(ctx, "the last good configuration stays in force", "err", err)
-			p.cluster.Event(p.cluster.NodeSubject(), kube.Warning, "ConfigRefused", err.Error())
+			p.nodeTrouble("ConfigRefused", err.Error())
 			continue
 		}
-		p.inForce.Store(&c)
-		p.keep(ctx, c)
+		p.keep(ctx, keptOf(c))
 	}
+}
+
+// refusal is why the newest configuration is not in force.
+func (p *process) refusal() error {
+	if t := p.refused.Load(); t != nil {
+		return t.err
+	}
+	return nil
 }
 
 // A configTrouble is why the newest configuration is not in force; nil if it is.
@@ -261,11 +311,11 @@ func (p *process) kubernetes() *node.KubernetesStatus {
 	if h.Err != nil {
 		s.Error = h.Err.Error()
 	}
-	if c := p.inForce.Load(); c != nil {
-		s.NodeConfigs = append(s.NodeConfigs, c.Merged.Names...)
+	if k := p.inForce.Load(); k != nil {
+		s.NodeConfigs = append(s.NodeConfigs, k.Names...)
 	}
-	if t := p.refused.Load(); t != nil && t.err != nil {
-		s.ConfigError = t.err.Error()
+	if err := p.refusal(); err != nil {
+		s.ConfigError = err.Error()
 	}
 	return s
 }
@@ -276,13 +326,18 @@ func (p *process) document() (d node.Document, err error) {
 		text, err := os.ReadFile(p.flags.config)
 		return node.Document{Text: string(text)}, err
 	}
-	if c := p.inForce.Load(); c != nil {
-		d.Text, d.Origins = string(c.Merged.Text()), c.Merged.Origins()
+	if k := p.inForce.Load(); k != nil {
+		d.Text, d.Origins = k.Document, k.Origins
 	}
-	if t := p.refused.Load(); t != nil && t.err != nil {
-		d.Error = t.err.Error()
+	if err := p.refusal(); err != nil {
+		d.Error = err.Error()
 	}
 	return d, nil
+}
+
+// nodeTrouble tells the cluster's operators something about this node.
+func (p *process) nodeTrouble(reason, message string) {
+	p.cluster.Event(p.cluster.NodeSubject(), kube.Warning, reason, message)
 }
 
 // PodTrouble implements [node.Reporter].

@@ -189,7 +189,7 @@ type process struct {
 	stopCluster func()
 	reconfigure chan struct{} // the cluster may want something else
 	running     atomic.Pointer[node.Agent]
-	inForce     atomic.Pointer[kube.Config]
+	inForce     atomic.Pointer[kept]
 	refused     atomic.Pointer[configTrouble]
 
 	db      *store.DB

@@ -61,8 +61,8 @@ func (p *process) serveCalls(ctx context.Context) error {
 	}
 	var public net.Listener
 	if p.flags.metrics != "" {
-		if public, err = new(net.ListenConfig).Listen(ctx, "tcp", p.flags.metrics); err != nil {
-			return fmt.Errorf("listen for metrics: %w; --metrics-address chooses another address", err)
+		if public, err = p.listenPublic(ctx); err != nil {
+			return err
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
@@ -81,6 +81,14 @@ func (p *process) serveCalls(ctx context.Context) error {
 	err = g.Wait()
 	p.log.InfoContext(ctx, "stopped serving")
 	return err
+}
+
+func (p *process) listenPublic(ctx context.Context) (net.Listener, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", p.flags.metrics)
+	if err != nil {
+		return nil, fmt.Errorf("listen for metrics: %w; --metrics-address chooses another address", err)
+	}
+	return l, nil
 }
 
 // replay does the DELs that were kept. Where there are many, the rest is done while calls are served.

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -42,34 +42,40 @@ func TestDaemonSet(t *testing.T) {
 	stopServers(t, c)
 }
 
-// deploy installs our manifests with an image of this tree. There are no services, so that the API server is named.
+// deploy installs the chart with an image of this tree. There are no services, so that the API server is named.
 func deploy(t *testing.T, c *kube.Cluster) (bin string) {
 	t.Helper()
 	bin = buildGaggle(t)
-	const name = "localhost/gaggle:test"
-	archive, err := c.Image(t.Context(), name, "/gaggle", "linux/"+runtime.GOARCH+"="+bin)
+	archive, err := c.Image(t.Context(), "localhost/gaggle:test", "/gaggle", "linux/"+runtime.GOARCH+"="+bin)
 	must(t, err)
 	must(t, c.Import(t.Context(), archive))
-	for _, file := range []string{"crd.yaml", "gaggle.yaml"} {
-		text, err := os.ReadFile("../../deploy/kubernetes/" + file)
-		must(t, err)
-		manifest := strings.NewReplacer(
-			"image: gaggle:latest", "image: "+name,
-			"# - {name: KUBERNETES_SERVICE_HOST, value: 192.0.2.1}", "- {name: KUBERNETES_SERVICE_HOST, value: "+kube.APIServer+"}",
-			`# - {name: KUBERNETES_SERVICE_PORT`, `- {name: KUBERNETES_SERVICE_PORT`,
-		).Replace(string(text))
-		must(t, c.Apply(t.Context(), manifest))
+	helm := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../../.ci/helm.mod", "helm", "template", "gaggle", "../../deploy/helm/gaggle",
+		"--namespace=gaggle-system", "--include-crds", "--kube-version=1.36.0", "--set=image.repository=localhost/gaggle", "--set=image.tag=test",
+		"--set=apiServer.host="+kube.APIServer, "--set-string=apiServer.port=6443", "--set=rbac.namespaceSelectors=true")
+	var trouble strings.Builder
+	helm.Stderr = &trouble
+	manifests, err := helm.Output()
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, trouble.String())
 	}
+	kubectl(t, c, "create", "namespace", "gaggle-system")
+	apply(t, c, string(manifests))
 	t.Cleanup(func() { // before the cluster goes
-		for _, n := range c.Nodes {
-			if t.Failed() {
-				out, _ := n.Exec(context.WithoutCancel(t.Context()), "sh", "-c", "tail -n 40 /var/log/pods/gaggle-system_*/*/*.log")
-				t.Logf("%s:\n%s", n.Name, out)
-			}
+		if t.Failed() {
+			lastWords(t, c)
 		}
 	})
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/nodeconfigs.gaggle.dev", "--timeout="+patience.String())
 	return bin
+}
+
+// lastWords logs what our pods said.
+func lastWords(t *testing.T, c *kube.Cluster) {
+	t.Helper()
+	for _, n := range c.Nodes {
+		out, _ := n.Exec(context.WithoutCancel(t.Context()), "sh", "-c", "tail -n 40 /var/log/pods/gaggle-system_*/*/*.log")
+		t.Logf("%s:\n%s", n.Name, out)
+	}
 }
 
 func apply(t *testing.T, c *kube.Cluster, manifests string) {
@@ -206,6 +212,7 @@ func checkAPIServerAway(t *testing.T, c *kube.Cluster, bin string, servers []ser
 		return after.Started.After(before.Started) && after.Kubernetes.Error != ""
 	}); err != nil {
 		t.Errorf("%v: %+v, before %+v", err, after, before)
+		lastWords(t, c)
 	}
 	for _, s := range servers {
 		for _, addr := range s.addrs {

@@ -95,11 +95,12 @@ func (s *apiServer) putLocked(path string, obj map[string]any) {
 	if parts[0] == "apis" {
 		obj["apiVersion"] = parts[1] + "/" + parts[2]
 	}
-	meta, _ := obj["metadata"].(map[string]any)
+	old, _ := obj["metadata"].(map[string]any)
+	meta := maps.Clone(old) // others may be reading what there was
 	if meta == nil {
 		meta = make(map[string]any)
-		obj["metadata"] = meta
 	}
+	obj["metadata"] = meta
 	meta["name"] = parts[len(parts)-1]
 	if parts[len(parts)-4] == "namespaces" {
 		meta["namespace"] = parts[len(parts)-3]

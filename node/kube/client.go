@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -110,10 +111,25 @@ func (t answerTimeout) RoundTrip(req *http.Request) (*http.Response, error) {
 	timer.Stop()
 	if err != nil {
 		cancel(err)
-		return nil, err
+		return nil, plain(err)
 	}
 	resp.Body = body{resp.Body, cancel}
 	return resp, nil
+}
+
+// told is an error of which only the text is left. client-go takes a watch that timed out for one that ended without an event, and
+// nobody would know that the API server is away.
+type told struct{ err error }
+
+// Error returns the text.
+func (t told) Error() string { return t.err.Error() }
+
+// plain hides of an error that it is a timeout.
+func plain(err error) error {
+	if timed, ok := errors.AsType[net.Error](err); ok && timed.Timeout() {
+		return told{err}
+	}
+	return err
 }
 
 // body ends the request's context when it is closed.

@@ -1,10 +1,15 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/gaggle-cni/gaggle/node"
 )
@@ -150,4 +155,18 @@ func TestNetworkReadyRefused(t *testing.T) {
 	eventually(t, "told", func() bool { return strings.Contains(w.log.String(), "NetworkUnavailable cannot be set") })
 	api.setRefusal("status", 0)
 	eventually(t, "set", func() bool { n, _ := w.Node(); return n.networkUnavailable == "False" })
+}
+
+// client-go takes a timeout of a watch for its end; it must not look like one.
+func TestTimeoutsAreTold(t *testing.T) {
+	late := fmt.Errorf("dial: %w", os.ErrDeadlineExceeded)
+	if !utilnet.IsTimeout(late) {
+		t.Fatal("the test's error is no timeout")
+	}
+	if err := plain(late); utilnet.IsTimeout(err) || err.Error() != late.Error() {
+		t.Errorf("plain() = %v, a timeout: %v", err, utilnet.IsTimeout(err))
+	}
+	if !errors.Is(plain(io.EOF), io.EOF) {
+		t.Error("an error that is no timeout is another")
+	}
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/go-logr/logr"
@@ -29,7 +30,7 @@ func (t trouble) String() string {
 }
 
 func troubleOf(err error) trouble {
-	_, answered := err.(apierrors.APIStatus) // what is wrapped is not the answer
+	var answer apierrors.APIStatus // is no error by itself
 	switch {
 	case err == nil:
 		return none
@@ -39,7 +40,7 @@ func troubleOf(err error) trouble {
 		return refused
 	case apierrors.IsNotFound(err):
 		return missing
-	case answered:
+	case errors.As(err, &answer):
 		return failing
 	}
 	return unreachable

@@ -91,16 +91,13 @@ func (w *watched[T]) note(ctx context.Context, err error) {
 	}
 	w.mu.Lock()
 	before := w.trouble
-	switch {
-	case kind == none:
-		w.err, w.since = nil, time.Time{}
-	case before == none:
+	if kind != none && before == none {
 		w.since = w.now()
-		fallthrough
-	default:
+	}
+	w.trouble, w.err = kind, nil
+	if kind != none {
 		w.err = fmt.Errorf("watch %s: %w", w.what, err)
 	}
-	w.trouble = kind
 	w.mu.Unlock()
 	switch kind {
 	case before:
