@@ -17,7 +17,8 @@ import (
 )
 
 // Our image and manifest make nodes Ready that had no network, with pools that the cluster assigns and routers that a
-// NodeConfig names; and everything works that users expect of pods.
+// NodeConfig names; and everything works that users expect of pods, also while the API server is away, over a start of the node
+// process then, and over an update. C43, I18, I20.
 func TestDaemonSet(t *testing.T) {
 	c := kube.Start(t, kube.Options{Nodes: 2, ToRs: 2, Router: "bird", Containerd: 2})
 	nodesReady(t, c, false)
