@@ -73,7 +73,7 @@ func (w *world) wantAnycast(when, announced string, pods int) {
 
 // An anycast address is served by the pods that are ready and not being deleted. When the last of them is being deleted it
 // drains; when that only stops being ready, or the drain is over, it is withdrawn. A restart changes nothing of it, also while
-// the API server is away.
+// the API server is away. J07.
 func TestAnycastFollowsReadiness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := grantingConfig()
@@ -146,7 +146,7 @@ func TestStaticAddressOfATerminatingPod(t *testing.T) {
 	}
 }
 
-// Where the runtime passes the annotations, also none, an ADD needs no API server; else it asks for another try. B-032.
+// Where the runtime passes the annotations, also none, an ADD needs no API server; else it asks for another try. B-032, C43, C44.
 func TestPodFacts(t *testing.T) {
 	config := grantingConfig()
 	config.IPAlgo = ipam.Algo{{Name: ipam.FieldApp, Bits: 16}, {Name: ipam.FieldImage, Bits: 8}}
