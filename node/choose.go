@@ -199,6 +199,9 @@ func (a *Agent) composed(c Config, pod Pod, id cni.ID, part netip.Prefix) (withi
 	}
 	warn := func(whose string, err error) {
 		a.o.Log.Warn("addresses are not composed as asked for", "pod", pod.Key, "container", id.ContainerID, "of", whose, "err", err)
+		if a.o.Reporter != nil {
+			a.o.Reporter.PodTrouble(pod, "InvalidIPAlgo", fmt.Sprintf("the ip-algo of %s: %v", whose, err))
+		}
 	}
 	var own ipam.Algo
 	if text := pod.Intent.IPAlgo; text != "" {

@@ -206,6 +206,13 @@ func TestTrouble(t *testing.T) {
 			t.Errorf("told: %q, want %q", told, r.text)
 		}
 	}
+	// What is no reason to refuse the pod is told, too.
+	misspelled := annotated(4, node.AnnotationIPAlgo, "nonsense")
+	misspelled.Conf.HasAnnotations = true
+	w.mustAdd(misspelled)
+	if told := w.events(); len(told) != 1 || !strings.HasPrefix(told[0], "ns/p4 InvalidIPAlgo: the ip-algo of the pod: ") {
+		t.Errorf("told: %q", told)
+	}
 	// A grant is revoked while the pod runs: it is withdrawn and told at once.
 	revoked := config
 	revoked.Grants = nil

@@ -160,7 +160,11 @@ func runNode(ctx context.Context, c *cmdline) error {
 				return err
 			}
 		}
-		if err := p.run(ctx); !errors.Is(err, errReconfigured) || ctx.Err() != nil {
+		err := p.run(ctx)
+		switch {
+		case ctx.Err() != nil && (errors.Is(err, errReconfigured) || errors.Is(err, context.Canceled)):
+			return nil // it was told to end meanwhile
+		case !errors.Is(err, errReconfigured):
 			return err
 		}
 	}
