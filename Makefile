@@ -45,7 +45,7 @@ fuzz: ## fuzz every parser of outside input, FUZZTIME each
 
 .PHONY: bench
 bench: packages ## measure ADD and DEL beside the reference plugins, memory and idle time (root)
-	$(GO) test -run '^$$' -bench . -benchmem ./ipam ./node ./node/store
+	$(GO) test -run '^$$' -bench . -benchmem ./ipam ./node ./node/store ./node/datapath
 	$(GO) run ./integration/bench
 
 .PHONY: campaign
