@@ -58,6 +58,14 @@ func (c Claims) Values() (addrs []netip.Addr) {
 	return addrs
 }
 
+func makeClaims(addrs []netip.Addr) Claims {
+	texts := make([]string, 0, len(addrs))
+	for _, a := range addrs {
+		texts = append(texts, a.String())
+	}
+	return Claims(strings.Join(texts, " "))
+}
+
 // ParseIntent reads a pod's annotations. Annotations outside our domain are none of our business, unknown ones inside it
 // are an error: a misspelled wish must not be silently forgotten. All problems are reported at once.
 func ParseIntent(annotations map[string]string) (in Intent, err error) {

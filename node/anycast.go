@@ -18,8 +18,9 @@ type sharing struct {
 // it resolves as ever. When all that are left drain, traffic still comes to them while the routers look for another way.
 func (d *Desired) planAnycast(w World, self bgp.NextHops) {
 	shared := make(map[netip.Addr]*sharing)
+	newest := w.newestSandboxes()
 	for _, a := range w.Attachments {
-		if !a.Committed {
+		if !a.Committed || a.Pod.Key != (PodKey{}) && newest[interfaceOf(a)].ID != a.ID {
 			continue
 		}
 		for _, addr := range a.Anycast {
@@ -38,6 +39,26 @@ func (d *Desired) planAnycast(w World, self bgp.NextHops) {
 			d.Announce[host] = bgp.Announcement{Kind: bgp.KindAnycast, Attributes: attributes}
 		}
 	}
+}
+
+// A podInterface is an interface of a pod, whichever sandbox it is in.
+type podInterface struct {
+	pod    PodKey
+	ifName string
+}
+
+func interfaceOf(a Attachment) podInterface { return podInterface{a.Pod.Key, a.ID.IfName} }
+
+// newestSandboxes tells which attachment is a pod's own now. Of an older one nothing is left but its DEL.
+func (w World) newestSandboxes() map[podInterface]Attachment {
+	newest := make(map[podInterface]Attachment)
+	for _, a := range w.Attachments {
+		other, ok := newest[interfaceOf(a)]
+		if a.Committed && (!ok || other.Created.Before(a.Created)) {
+			newest[interfaceOf(a)] = a
+		}
+	}
+	return newest
 }
 
 // shareAnycast adds a pod to those that share an address, if it may and does.

@@ -125,6 +125,21 @@ func TestAnycastFollowsReadiness(t *testing.T) {
 	})
 }
 
+// Of two sandboxes of one pod, both of which the API calls by its name, the newer serves.
+func TestAnycastOfTheNewestSandbox(t *testing.T) {
+	w := clusterWorld(t, grantingConfig(), 1)
+	w.mustAdd(request(1))
+	w.learn(1, ready)
+	again := request(1)
+	again.ID.ContainerID = "again"
+	r := w.mustAdd(again)
+	w.learn(1, ready)
+	vias := w.routes.Items()[one(shared)].Vias.Values()
+	if len(vias) != 1 || vias[0].Link != r.HostIf {
+		t.Errorf("it is reached by %v, want %s alone", vias, r.HostIf)
+	}
+}
+
 // A static address of a pod that is being deleted is announced as one to avoid: its next pod may be on another node already.
 func TestStaticAddressOfATerminatingPod(t *testing.T) {
 	w := clusterWorld(t, grantingConfig(), 0)

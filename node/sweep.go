@@ -152,6 +152,8 @@ func (a *Agent) adopt(ctx context.Context, link Attachment) error {
 	for _, addr := range link.Addrs {
 		link.Pools = append(link.Pools, c.poolOf(addr))
 	}
+	// That it has been reached at an anycast address tells that it claims it, and serves.
+	link.Pod.Intent.Anycast, link.Pod.Ready = makeClaims(link.Anycast), len(link.Anycast) > 0
 	_, created, err := a.o.Store.Reserve(link.ID, func(taken Taken) (Attachment, error) {
 		for _, addr := range link.Addrs {
 			if taken.Addr(addr) {

@@ -68,6 +68,8 @@ func peerID(peer *api.Peer) (bgp.PeerID, bool) {
 // Put makes a session or changes it. The session stays up unless what changed was said in its OPEN message or belongs to
 // its TCP connection; no other session is ever touched.
 func (p *Peers) Put(ctx context.Context, id bgp.PeerID, v bgp.Peer) error {
+	p.s.policies.Lock()
+	defer p.s.policies.Unlock()
 	have := p.copy()
 	old, exists := have[id]
 	if exists && old == v {
@@ -116,6 +118,8 @@ func sessionPart(v bgp.Peer) bgp.Peer {
 
 // Delete ends a session. The peer is told (Cease), and withdraws our routes.
 func (p *Peers) Delete(ctx context.Context, id bgp.PeerID) error {
+	p.s.policies.Lock()
+	defer p.s.policies.Unlock()
 	there, err := p.List(ctx)
 	if err != nil {
 		return err

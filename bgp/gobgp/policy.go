@@ -44,6 +44,8 @@ func (s *Server) installPolicies(ctx context.Context) error {
 // Permit says which prefixes may be announced, with everything more specific. Nothing else leaves, whatever is in the
 // table. Call it before the first announcement, and again when that changes.
 func (s *Server) Permit(ctx context.Context, own []netip.Prefix) error {
+	s.policies.Lock()
+	defer s.policies.Unlock()
 	sorted := slices.SortedFunc(slices.Values(own), netip.Prefix.Compare)
 	if slices.Equal(s.permitted(), sorted) {
 		return nil
@@ -52,14 +54,14 @@ func (s *Server) Permit(ctx context.Context, own []netip.Prefix) error {
 	if err := s.setPolicies(ctx, sorted, peers); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	s.own = sorted
+	s.mu.Unlock()
 	for id := range peers {
 		if err := s.softReset(ctx, id, api.ResetPeerRequest_DIRECTION_OUT); err != nil {
 			return err
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.own = sorted
 	return nil
 }
 

@@ -55,6 +55,9 @@ type Server struct {
 	announcements *Announcements
 	peers         *Peers
 
+	// policies is held from the reading of what policies are made of until it is noted what they were made of.
+	policies sync.Mutex
+
 	mu      sync.Mutex
 	own     []netip.Prefix        // what may be announced
 	reasons map[netip.Addr]string // why a peer's last session ended; the engine tells it once

@@ -249,6 +249,7 @@ func (p *process) follow(ctx context.Context) error {
 			}
 		}
 		if errors.Is(err, errReconfigured) {
+			p.keep(ctx, keptOf(c)) // the next life begins with it although the API server may be slow then
 			p.log.InfoContext(ctx, "what has changed in the configuration needs a new start; traffic goes on meanwhile")
 			return errReconfigured
 		}

@@ -53,6 +53,15 @@ func (e exprs) icmp6Type(kind byte) exprs {
 	return append(e, &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}, equals(kind))
 }
 
+// tcpGoingOn compares "tcp flags & (syn | ack) != syn" (RFC 9293 section 3.1).
+func (e exprs) tcpGoingOn() exprs {
+	const flags, syn, ack = 13, 0x02, 0x10
+	return append(e, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equals(unix.IPPROTO_TCP),
+		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{syn}})
+}
+
 func (e exprs) accept() exprs { return append(e, &expr.Verdict{Kind: expr.VerdictAccept}) }
 func (e exprs) leave() exprs  { return append(e, &expr.Verdict{Kind: expr.VerdictReturn}) }
 

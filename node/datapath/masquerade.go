@@ -38,6 +38,9 @@ func (d *Datapath) Masquerade() *Masquerade { return &Masquerade{d: d} }
 // toPods is the text of the rule that leaves alone what goes to a pod of this node.
 const toPods = "to pods"
 
+// goingOn is the text of the rule that leaves alone TCP connections that are older than the kernel's memory of connections.
+const goingOn = "connections that go on"
+
 // masqueraded and direct begin the texts of the rules: what is masqueraded, and what of it is not. The table is read back by
 // them.
 const masqueraded, direct = "masquerade ", "direct "
@@ -53,7 +56,7 @@ func masqueradeRules(want map[netip.Prefix]bgp.Prefixes) ruleSet {
 		},
 		rules: []rule{{toPods, exprs{
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg1}, equals([]byte(node.HostIfPrefix)...),
-		}.leave()}},
+		}.leave()}, {goingOn, exprs{}.tcpGoingOn().leave()}},
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(want), netip.Prefix.Compare) {
 		for _, dst := range want[p].Values() {

@@ -17,8 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftTimeout bounds each wait for an answer of nf_tables.
-const nftTimeout = 10 * time.Second
+// Bounds of the work with nf_tables. A commit is done when the kernel has taken it, which nothing bounds but other commits.
+const (
+	nftTimeout     = 10 * time.Second // of each wait for answers
+	nftReadTimeout = 5 * time.Second  // of a reading that others' changes make begin anew
+)
 
 // nftRetryGap is how long a reading waits that somebody else's change came between.
 const nftRetryGap = 5 * time.Millisecond
@@ -142,6 +145,8 @@ func (c *nft) generation() (uint32, error) {
 // consistently reads, again and again until nobody has changed anything meanwhile: several lists are one picture only then,
 // and one that was interrupted may lack entries.
 func (d *Datapath) consistently(ctx context.Context, read func(c *nft) error) error {
+	ctx, cancel := context.WithTimeout(ctx, nftReadTimeout) // what comes after in a pass needs time too
+	defer cancel()
 	for {
 		var before, after uint32
 		err := d.withNft(func(c *nft) (err error) {
@@ -154,8 +159,11 @@ func (d *Datapath) consistently(ctx context.Context, read func(c *nft) error) er
 			after, err = c.generation()
 			return err
 		})
-		// What was listed a moment ago may be gone, and says so.
-		if err == nil && before == after || err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR) {
+		if err != nil {
+			// What was listed a moment ago may be gone, and a list cut off: that is so if somebody changed something.
+			_ = d.withNft(func(c *nft) (genErr error) { after, genErr = c.generation(); return genErr })
+		}
+		if before == after {
 			return err
 		}
 		select {

@@ -231,10 +231,16 @@ func setVias(h *handle, route *netlink.Route, vias node.Vias) error {
 	var paths []*netlink.NexthopInfo
 	for _, via := range vias.Values() {
 		link, err := h.LinkByName(via.Link)
+		if gone(err) {
+			continue // the others still serve
+		}
 		if err != nil {
 			return fmt.Errorf("find %s: %w", via.Link, err)
 		}
 		paths = append(paths, &netlink.NexthopInfo{LinkIndex: link.Attrs().Index, Gw: via.Addr.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+	}
+	if len(paths) == 0 {
+		return errors.New("the links of all its pods are gone")
 	}
 	return setPaths(route, paths)
 }

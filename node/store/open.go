@@ -289,7 +289,8 @@ func (d *DB) loadAttachments(tx *bbolt.Tx) error {
 			return fmt.Errorf("%w: record %q: %w", ErrDamaged, key, err)
 		}
 		for _, addr := range a.Addrs {
-			if other, twice := d.addrs[addr]; twice {
+			// Sandboxes of one pod share its static address.
+			if other, twice := d.addrs[addr]; twice && (a.Pod.Key == node.PodKey{} || d.byID[other].Pod.Key != a.Pod.Key) {
 				return fmt.Errorf("%w: %s is that of %s and of %s", ErrDamaged, addr, other, a.ID)
 			}
 		}

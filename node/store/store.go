@@ -80,7 +80,8 @@ func (d *DB) Commit(id cni.ID, ns node.NetnsID) error {
 	return d.putLocked(a)
 }
 
-// Observe implements [node.Store].
+// Observe implements [node.Store]. What cannot be written counts until the end of the process all the same, and is written with
+// the next change of the record.
 func (d *DB) Observe(id cni.ID, pod node.Pod) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,7 +90,12 @@ func (d *DB) Observe(id cni.ID, pod node.Pod) error {
 		return nil
 	}
 	a.Pod = pod
-	return d.putLocked(a)
+	err := d.putLocked(a)
+	if err != nil {
+		d.showLocked(a)
+		d.publishLocked()
+	}
+	return err
 }
 
 // Retire implements [node.Store].
@@ -118,8 +124,9 @@ func (d *DB) Release(id cni.ID, rest time.Duration) error {
 	if rest > 0 {
 		until = now + rest
 	}
+	free := slices.DeleteFunc(slices.Clone(a.Addrs), func(addr netip.Addr) bool { return d.heldBeside(id, addr) })
 	err := d.db.Update(func(tx *bbolt.Tx) error {
-		return errors.Join(change(tx, id, nil), wake(tx, over), lay(tx, a.Addrs, until))
+		return errors.Join(change(tx, id, nil), wake(tx, over), lay(tx, free, until))
 	})
 	if err != nil {
 		return fmt.Errorf("release %s: %w: %w", id, node.ErrStore, err)
@@ -136,8 +143,8 @@ func (d *DB) Release(id cni.ID, rest time.Duration) error {
 			delete(d.addrs, addr)
 		}
 	}
-	for _, addr := range a.Addrs {
-		if _, taken := d.addrs[addr]; !taken && until > 0 {
+	for _, addr := range free {
+		if until > 0 {
 			d.resting[addr] = until
 		}
 	}
@@ -145,12 +152,21 @@ func (d *DB) Release(id cni.ID, rest time.Duration) error {
 		for _, addr := range other.Bound() {
 			if _, taken := d.addrs[addr]; !taken {
 				d.addrs[addr] = other.ID
-				delete(d.resting, addr)
 			}
 		}
 	}
 	d.publishLocked()
 	return nil
+}
+
+// heldBeside reports whether another record than this has the address.
+func (d *DB) heldBeside(id cni.ID, addr netip.Addr) bool {
+	for _, other := range d.byID {
+		if other.ID != id && slices.Contains(other.Bound(), addr) {
+			return true
+		}
+	}
+	return false
 }
 
 // All implements [node.Store].

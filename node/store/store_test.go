@@ -295,3 +295,59 @@ func TestSharedAddress(t *testing.T) {
 		t.Errorf("after the last: %v, taken %v", err, taken())
 	}
 }
+
+// The sandboxes of one pod share its static address, also over a restart; what one of them gives up does not rest while the other
+// has it. C11
+func TestSandboxesShareAnAddress(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := open(t, path, "boot")
+	pod := node.Pod{Key: node.PodKey{Namespace: "ns", Name: "db-0"}}
+	reserve := func(name string) {
+		t.Helper()
+		if _, _, err := d.Reserve(id(name), func(node.Taken) (node.Attachment, error) {
+			return node.Attachment{HostIf: "ggl" + name, Pod: pod, Addrs: []netip.Addr{netip.MustParseAddr("203.0.113.1")}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reopen := func(records, resting int) {
+		t.Helper()
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		d = open(t, path, "boot")
+		if got := len(d.All()); got != records {
+			t.Errorf("%d records after a restart, want %d", got, records)
+		}
+		if got := len(d.resting); got != resting {
+			t.Errorf("%d addresses rest after a restart, want %d", got, resting)
+		}
+	}
+	reserve("old")
+	reserve("new")
+	reopen(2, 0)
+	for n, name := range []string{"old", "new"} {
+		if err := d.Release(id(name), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		reopen(1-n, n)
+	}
+}
+
+// What is known of a pod counts although it cannot be written, and is written with the next change.
+func TestObserveWithoutAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	d := open(t, path, "boot")
+	if _, _, err := d.Reserve(id("a"), choose("10.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Observe(id("a"), node.Pod{Ready: true}); !errors.Is(err, node.ErrStore) {
+		t.Errorf("Observe() = %v, want that it was not written", err)
+	}
+	if !d.All()[0].Pod.Ready {
+		t.Error("what was observed is forgotten")
+	}
+}
