@@ -64,6 +64,7 @@ fmt: ## format the code
 .PHONY: kube
 kube: packages ## run the tests on a real Kubernetes, which is built the first time (root)
 	GAGGLE_KUBE=1 $(GO) test -v -timeout 40m ./integration/kube/...
+	GAGGLE_KUBE=1 $(GO) test -timeout 5m ./node/kube
 
 .PHONY: generate
 generate: ## make the CustomResourceDefinition and the plain manifest anew

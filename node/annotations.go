@@ -58,13 +58,7 @@ func (c Claims) Values() (addrs []netip.Addr) {
 	return addrs
 }
 
-func makeClaims(addrs []netip.Addr) Claims {
-	texts := make([]string, 0, len(addrs))
-	for _, a := range addrs {
-		texts = append(texts, a.String())
-	}
-	return Claims(strings.Join(texts, " "))
-}
+func makeClaims(addrs []netip.Addr) Claims { return Claims(joinAddrs(addrs)) }
 
 // ParseIntent reads a pod's annotations. Annotations outside our domain are none of our business, unknown ones inside it
 // are an error: a misspelled wish must not be silently forgotten. All problems are reported at once.
@@ -140,7 +134,7 @@ func parseClaims(value string) (Claims, error) {
 	if len(texts) > maxClaims {
 		return "", fmt.Errorf("names %d addresses; %d are the most", len(texts), maxClaims)
 	}
-	var out []string
+	var out []netip.Addr
 	for _, text := range texts {
 		addr, err := netip.ParseAddr(text)
 		switch {
@@ -150,12 +144,12 @@ func parseClaims(value string) (Claims, error) {
 			return "", fmt.Errorf("%q: want a plain IPv4 or IPv6 address", clip(text, 100))
 		case !addr.IsGlobalUnicast():
 			return "", fmt.Errorf("%s: want a unicast address that can be routed; nobody can claim another", addr)
-		case slices.Contains(out, addr.String()):
+		case slices.Contains(out, addr):
 			return "", fmt.Errorf("%s: is there twice", addr)
 		}
-		out = append(out, addr.String())
+		out = append(out, addr)
 	}
-	return Claims(strings.Join(out, " ")), nil
+	return makeClaims(out), nil
 }
 
 func (in *Intent) family(f bgp.Families, value string) error {

@@ -35,9 +35,7 @@ func (d *Desired) planAnycast(w World, self bgp.NextHops) {
 			d.recheck(s.until)
 		}
 		d.Routes[host] = Route{Kind: RouteAnycast, Vias: MakeVias(vias), Source: ownAddr(self, addr)}
-		if w.Config.BGP != nil {
-			d.Announce[host] = bgp.Announcement{Kind: bgp.KindAnycast, Attributes: attributes}
-		}
+		d.announceAs(w.Config, host, bgp.KindAnycast, attributes)
 	}
 }
 

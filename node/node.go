@@ -196,11 +196,16 @@ type Addrs string
 // MakeAddrs returns the set.
 func MakeAddrs(addrs []netip.Addr) Addrs {
 	sorted := slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
-	texts := make([]string, 0, len(sorted))
-	for _, a := range slices.Compact(sorted) {
+	return Addrs(joinAddrs(slices.Compact(sorted)))
+}
+
+// joinAddrs writes addresses with blanks between them.
+func joinAddrs(addrs []netip.Addr) string {
+	texts := make([]string, 0, len(addrs))
+	for _, a := range addrs {
 		texts = append(texts, a.String())
 	}
-	return Addrs(strings.Join(texts, " "))
+	return strings.Join(texts, " ")
 }
 
 // Values returns the addresses in order.

@@ -133,9 +133,9 @@ func (d *Desired) planAttachment(a Attachment, c Config, self bgp.NextHops, newe
 			}
 		}
 		switch {
-		case kind == bgp.KindAddresses && !c.covered(addr) && leaving && c.BGP != nil:
+		case kind == bgp.KindAddresses && !c.covered(addr) && leaving:
 			// Its next sandbox may be on another node already.
-			d.Announce[host] = bgp.Announcement{Kind: kind, Attributes: shutdown(c.attributes(kind))}
+			d.announceAs(c, host, kind, shutdown(c.attributes(kind)))
 		case kind == bgp.KindAddresses && !c.covered(addr), kind == bgp.KindPod && c.announcesAlone(addr):
 			d.announce(c, host, kind)
 		}
@@ -164,8 +164,12 @@ func (c Config) announcesAlone(addr netip.Addr) bool {
 }
 
 func (d Desired) announce(c Config, p netip.Prefix, kind bgp.Kind) {
+	d.announceAs(c, p, kind, c.attributes(kind))
+}
+
+func (d Desired) announceAs(c Config, p netip.Prefix, kind bgp.Kind, attributes bgp.Attributes) {
 	if c.BGP != nil {
-		d.Announce[p] = bgp.Announcement{Kind: kind, Attributes: c.attributes(kind)}
+		d.Announce[p] = bgp.Announcement{Kind: kind, Attributes: attributes}
 	}
 }
 

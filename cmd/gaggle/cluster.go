@@ -41,23 +41,31 @@ func (p *process) configure(ctx context.Context) error {
 	if p.flags.standalone {
 		return p.fits(ctx, p.config)
 	}
-	clusterCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopWaiting, err := p.serveWaiting(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopWaiting()
+	return p.firstConfig(ctx)
+}
+
+// startCluster watches the cluster until stop is called.
+func (p *process) startCluster(ctx context.Context) (stop func()) {
+	if p.cluster == nil {
+		return func() {}
+	}
+	return background(context.WithoutCancel(ctx), func(ctx context.Context) { _ = p.cluster.Run(ctx) })
+}
+
+// background does something until stop is called, which waits for its end.
+func background(ctx context.Context, do func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = p.cluster.Run(clusterCtx)
+		do(ctx)
 	}()
-	p.stopCluster = func() { stop(); <-ended }
-	stopWaiting, err := p.serveWaiting(ctx)
-	if err == nil {
-		err = p.firstConfig(ctx)
-		stopWaiting()
-	}
-	if err != nil {
-		p.stopCluster()
-		return err
-	}
-	return nil
+	return func() { cancel(); <-ended }
 }
 
 // serveWaiting answers probes until there is a configuration: the process lives, and is not ready.
@@ -69,15 +77,11 @@ func (p *process) serveWaiting(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	return background(ctx, func(ctx context.Context) {
 		if err := serveHTTP(ctx, l, node.WaitingHandler()); err != nil {
 			p.log.WarnContext(ctx, "probes are not answered", "err", err)
 		}
-	}()
-	return func() { cancel(); <-ended }, nil
+	}), nil
 }
 
 // makeCluster prepares the connection to the API server.

@@ -12,19 +12,15 @@ import (
 
 // runConfig shows the effective NodeConfig. What is not written in any document has its default, see docs/reference.md.
 func runConfig(ctx context.Context, c *cmdline) error {
-	runDir := c.flags.String("run-dir", defaultRunDir, "`DIR` of the node process's sockets and state")
-	output := c.flags.String("o", "text", "output `FORMAT`: text or json")
-	if err := c.parse(); err != nil {
-		return err
-	}
-	if err := checkOutput(*output); err != nil {
+	runDir, asJSON, err := c.question()
+	if err != nil {
 		return err
 	}
 	var d node.Document
-	if err := ask(ctx, *runDir, "/config", &d); err != nil {
+	if err := ask(ctx, runDir, "/config", &d); err != nil {
 		return err
 	}
-	if *output == "json" {
+	if asJSON {
 		if err := printJSON(c.stdout, d); err != nil {
 			return err
 		}

@@ -190,7 +190,6 @@ type process struct {
 	askedRouterID netip.Addr
 
 	cluster     *kube.Cluster // nil without Kubernetes
-	stopCluster func()
 	reconfigure chan struct{} // the cluster may want something else
 	running     atomic.Pointer[node.Agent]
 	inForce     atomic.Pointer[kept]
@@ -232,11 +231,9 @@ func (p *process) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer p.dp.Close()
+	defer p.startCluster(ctx)()
 	if err := p.configure(ctx); err != nil {
 		return err
-	}
-	if p.cluster != nil {
-		defer p.stopCluster()
 	}
 	if err := p.dp.Prepare(ctx); err != nil {
 		return err

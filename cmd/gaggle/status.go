@@ -33,25 +33,31 @@ type view struct {
 
 // show asks the node process and prints a part of what it says.
 func (c *cmdline) show(ctx context.Context, v view) error {
-	runDir := c.flags.String("run-dir", defaultRunDir, "`DIR` of the node process's sockets and state")
-	output := c.flags.String("o", "text", "output `FORMAT`: text or json")
-	if err := c.parse(); err != nil {
-		return err
-	}
-	if err := checkOutput(*output); err != nil {
-		return err
-	}
-	s, err := askStatus(ctx, *runDir)
+	runDir, asJSON, err := c.question()
 	if err != nil {
 		return err
 	}
-	if err := v.print(c.stdout, s, *output == "json"); err != nil {
+	s, err := askStatus(ctx, runDir)
+	if err != nil {
+		return err
+	}
+	if err := v.print(c.stdout, s, asJSON); err != nil {
 		return err
 	}
 	if v.problems != nil && len(v.problems(s)) > 0 {
 		return errProblems
 	}
 	return nil
+}
+
+// question reads the flags of a command that only asks the node process.
+func (c *cmdline) question() (runDir string, asJSON bool, err error) {
+	dir := c.flags.String("run-dir", defaultRunDir, "`DIR` of the node process's sockets and state")
+	output := c.flags.String("o", "text", "output `FORMAT`: text or json")
+	if err := c.parse(); err != nil {
+		return "", false, err
+	}
+	return *dir, *output == "json", checkOutput(*output)
 }
 
 func (v view) print(out io.Writer, s node.Status, asJSON bool) error {

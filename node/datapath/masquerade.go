@@ -75,8 +75,8 @@ func (m *Masquerade) List(ctx context.Context) (map[netip.Prefix]bgp.Prefixes, e
 	err := m.d.consistently(ctx, func(c *nft) error {
 		out, m.have = nil, make(map[netip.Prefix]bgp.Prefixes)
 		empty := masqueradeRules(nil)
-		exists, err := empty.exists(c)
-		if err != nil || !exists {
+		found, err := empty.find(c)
+		if err != nil || found == nil {
 			return err
 		}
 		texts, err := empty.texts(c)
@@ -84,7 +84,7 @@ func (m *Masquerade) List(ctx context.Context) (map[netip.Prefix]bgp.Prefixes, e
 			return err
 		}
 		have := readMasquerade(texts)
-		intact, err := masqueradeRules(have).intact(c)
+		intact, err := masqueradeRules(have).intact(c, found)
 		if err != nil {
 			return err
 		}

@@ -217,13 +217,18 @@ func (r ruleSet) remove(c *nft) {
 	c.DelTable(r.table)
 }
 
-// exists reports whether a table of this name is there.
-func (r ruleSet) exists(c *nft) (bool, error) {
+// find returns the table of this name as the kernel has it; nil if it has none.
+func (r ruleSet) find(c *nft) (*nftables.Table, error) {
 	tables, err := c.ListTablesOfFamily(r.table.Family)
 	if err != nil {
-		return false, fmt.Errorf("list tables: %w", err)
+		return nil, fmt.Errorf("list tables: %w", err)
 	}
-	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == r.table.Name }), nil
+	for _, t := range tables {
+		if t.Name == r.table.Name {
+			return t, nil
+		}
+	}
+	return nil, nil
 }
 
 // texts reads the rules' texts off the kernel, in order.
@@ -243,16 +248,9 @@ func (r ruleSet) texts(c *nft) ([]string, error) {
 	return texts, nil
 }
 
-// intact reports whether the table is in force, with its chain, sets and rules and no others.
-func (r ruleSet) intact(c *nft) (bool, error) {
-	tables, err := c.ListTablesOfFamily(r.table.Family)
-	if err != nil {
-		return false, fmt.Errorf("list tables: %w", err)
-	}
-	inForce := slices.ContainsFunc(tables, func(t *nftables.Table) bool {
-		return t.Name == r.table.Name && t.Flags == 0 // it may be dormant
-	})
-	if !inForce {
+// intact reports whether the table that was found is in force, with its chain, sets and rules and no others.
+func (r ruleSet) intact(c *nft, found *nftables.Table) (bool, error) {
+	if found.Flags != 0 { // it may be dormant
 		return false, nil
 	}
 	chains, err := c.ListChainsOfTableFamily(r.table.Family)

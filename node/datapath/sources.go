@@ -91,11 +91,11 @@ func (s *Sources) List(ctx context.Context) (map[node.LinkName]node.SourceCheck,
 	var out map[node.LinkName]node.SourceCheck
 	err := s.d.consistently(ctx, func(c *nft) (err error) {
 		out, s.have, s.intact = nil, make(map[node.LinkName]node.SourceCheck), false
-		exists, err := s.rules.exists(c)
-		if err != nil || !exists {
+		found, err := s.rules.find(c)
+		if err != nil || found == nil {
 			return err
 		}
-		if s.intact, err = s.rules.intact(c); err != nil {
+		if s.intact, err = s.rules.intact(c, found); err != nil {
 			return err
 		}
 		if !s.intact {
